@@ -1,0 +1,32 @@
+# Two commands: `make demo` and `make test`. Each sets up its own .venv, and is quick the second time.
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint bench fuzz clean
+demo: $(READY)
+	@$(PY) -m lowtide demo
+
+test: $(READY) lint
+	$(PY) -m pytest -n 2 --dist worksteal -q
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: $(READY)
+	$(PY) -m benchmarks.overhead
+	$(PY) -m benchmarks.schedules
+
+fuzz: $(READY)
+	LOWTIDE_FUZZ_EXAMPLES=20000 $(PY) -m pytest tests/engine/test_fuzz.py -q
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,57 @@
+"""Train PyTorch models in less memory, with exactly the gradients they had.
+
+This file is the only list of public names. They are imported on first use, so that `lowtide.chain`,
+which works on plain arrays, can be imported without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import chain as chain
+    from ._errors import (
+        ArgumentError as ArgumentError,
+    )
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ArgumentError": "_errors",
+    "BudgetError": "_errors",
+    "LowtideError": "_errors",
+    "LowtideWarning": "_errors",
+    "MissingCheckpointError": "_errors",
+    "MissingPackageError": "_errors",
+    "NothingToDoError": "_errors",
+    "ReplayMismatchError": "_errors",
+    "ScheduleError": "_errors",
+    "StaleSourceError": "_errors",
+    "Decision": "policies",
+    "EveryN": "policies",
+    "KeepAll": "policies",
+    "KeepNone": "policies",
+    "OpInfo": "policies",
+    "Policy": "policies",
+    "SaveOps": "policies",
+    "Segments": "policies",
+    "Selective": "policies",
+}
+
+__all__ = ["__version__", "chain", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "chain":
+        return importlib.import_module(".chain", __name__)
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,58 @@
+"""Bytes as people write them ("8 GiB") and as programs count them (int), in both directions.
+
+A bare float is refused: torch reads one as a ratio, other tools as GiB, and a guess would be wrong for
+somebody.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ._errors import ArgumentError
+
+_FACTORS = {
+    "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+
+
+def parse_bytes(size: str | int) -> int:
+    """The number of bytes that `size` means: an int is bytes, a string has a unit.
+
+    >>> parse_bytes("8 GiB"), parse_bytes("1.5kB"), parse_bytes(4096)
+    (8589934592, 1500, 4096)
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size <= 0:
+            raise ArgumentError(f"a size in bytes must be positive, not {size}")
+        return size
+    if not isinstance(size, str):
+        raise ArgumentError(
+            f"a size is an int in bytes or a string with a unit such as '8 GiB', not {size!r}: "
+            f"a bare {type(size).__name__} could mean a ratio or any unit"
+        )
+    match = _PATTERN.fullmatch(size)
+    factor = _FACTORS.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise ArgumentError(
+            f"{size!r} is not a size: write a number and a unit, one of B, kB, MB, GB, TB (powers of 1000) "
+            "or KiB, MiB, GiB, TiB (powers of 1024), for example '8 GiB'"
+        )
+    whole, _, fraction = match.group(1).partition(".")
+    # Integer arithmetic: '0.1 GB' is exactly 100,000,000 bytes.
+    nbytes = int(whole + fraction) * factor // 10 ** len(fraction)
+    if nbytes <= 0:
+        raise ArgumentError(f"{size!r} is no bytes at all: a size must be positive")
+    return nbytes
+
+
+def format_bytes(nbytes: float) -> str:
+    """`nbytes` for people, in powers of 1024: '512 B', '1.50 MiB', '8.00 GiB'."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"
