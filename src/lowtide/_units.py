@@ -42,7 +42,7 @@ def parse_bytes(size: str | int) -> int:
         )
     whole, _, fraction = match.group(1).partition(".")
     # Integer arithmetic: '0.1 GB' is exactly 100,000,000 bytes.
-    nbytes = int(whole + fraction) * factor // 10 ** len(fraction)
+    nbytes = int(whole + fraction) * factor // int(10 ** len(fraction))
     if nbytes <= 0:
         raise ArgumentError(f"{size!r} is no bytes at all: a size must be positive")
     return nbytes

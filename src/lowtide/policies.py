@@ -28,7 +28,7 @@ class Decision(enum.Enum):
 class OpInfo(NamedTuple):
     """What a policy is told about one op that has just run."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # the ops are numbered; nobody asks a record for tuple.index
     """How many value-making ops of this scope came before it."""
     name: str
     """Namespace, op and overload, such as `"aten.mm.default"`; for chains the layer's name."""
@@ -172,7 +172,8 @@ class Segments(Policy):
             pair = tuple(item)
             if len(pair) != 2 or not all(isinstance(i, int) for i in pair) or not 0 <= pair[0] <= pair[1]:
                 raise ArgumentError(
-                    f"Segments takes (start, end) pairs of op indices, end included and 0 ≤ start ≤ end, not {item!r}"
+                    "Segments takes (start, end) pairs of op indices, end included and 0 ≤ start ≤ end, "
+                    f"not {item!r}"
                 )
             checked.append((pair[0], pair[1]))
         object.__setattr__(self, "ranges", tuple(sorted(checked)))
@@ -185,7 +186,8 @@ class Segments(Policy):
         """
         if num_ops < 0 or num_segments < 0:
             raise ArgumentError(
-                f"Segments.uniform counts ops and segments: neither may be negative (got {num_ops}, {num_segments})"
+                "Segments.uniform counts ops and segments: neither may be negative "
+                f"(got {num_ops}, {num_segments})"
             )
         if num_ops == 0 or num_segments == 0 or num_segments > num_ops:
             return cls()
@@ -283,7 +285,7 @@ class _Pair(Policy):
         return self.first.needs_layers or self.second.needs_layers
 
     @property
-    def layers(self) -> Any:  # type: ignore[override]
+    def layers(self) -> Any:
         """The first that names any."""
         return self.first.layers if self.first.layers is not None else self.second.layers
 
@@ -324,7 +326,7 @@ def as_policy(policy: Policy | Callable[[OpInfo], Decision]) -> Policy:
     """`policy` itself, or the callable wrapped as one."""
     if isinstance(policy, Policy):
         return policy
-    if isinstance(policy, type) and issubclass(policy, Policy):
+    if isinstance(policy, type):
         raise ArgumentError(f"pass an instance, {policy.__name__}(...), not the class")
     if callable(policy):
         return ByCallable(policy)

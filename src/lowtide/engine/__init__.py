@@ -1,0 +1,1 @@
+"""Recording what forward does, and replaying just what backward asks for."""
