@@ -36,6 +36,8 @@ class OpInfo(NamedTuple):
     """Dotted path of the innermost module that ran it; empty outside any module."""
     layer: int | None = None
     """Which of the layers it ran in, counted in order of their calls; None outside all of them."""
+    outside_layers: bool = False
+    """In a model that has layers, but in none of them (its embedding, head and loss)."""
     output_bytes: int = 0
     cost_us: float = 0.0
     """What this op alone took. Measured only for policies that ask for it (`needs_cost`)."""
@@ -43,6 +45,9 @@ class OpInfo(NamedTuple):
     """This op and all that would have to be replayed before it. Only for `needs_cost` policies."""
     func: Any = None
     """The op itself (a `torch._ops.OpOverload`, or a chain's layer)."""
+    args: tuple[Any, ...] = ()
+    """What it was called with. Look, but do not keep: that would hold the tensors."""
+    kwargs: Any = None
 
 
 class Policy:
@@ -117,9 +122,7 @@ class EveryN(Policy):
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
-            raise ArgumentError(
-                f"EveryN(n) keeps the input of every n-th layer: n must be an int ≥ 1, not {self.n!r}"
-            )
+            raise ArgumentError(f"EveryN(n) keeps the input of every n-th layer: n must be an int ≥ 1, not {self.n!r}")
 
     def decide(self, op: OpInfo) -> Decision:
         """Recompute inside the layers, keep outside."""
@@ -172,8 +175,7 @@ class Segments(Policy):
             pair = tuple(item)
             if len(pair) != 2 or not all(isinstance(i, int) for i in pair) or not 0 <= pair[0] <= pair[1]:
                 raise ArgumentError(
-                    "Segments takes (start, end) pairs of op indices, end included and 0 ≤ start ≤ end, "
-                    f"not {item!r}"
+                    f"Segments takes (start, end) pairs of op indices, end included and 0 ≤ start ≤ end, not {item!r}"
                 )
             checked.append((pair[0], pair[1]))
         object.__setattr__(self, "ranges", tuple(sorted(checked)))
@@ -186,16 +188,13 @@ class Segments(Policy):
         """
         if num_ops < 0 or num_segments < 0:
             raise ArgumentError(
-                "Segments.uniform counts ops and segments: neither may be negative "
-                f"(got {num_ops}, {num_segments})"
+                f"Segments.uniform counts ops and segments: neither may be negative (got {num_ops}, {num_segments})"
             )
         if num_ops == 0 or num_segments == 0 or num_segments > num_ops:
             return cls()
         length = num_ops // num_segments
         starts = range(0, length * num_segments, length)
-        return cls(
-            (s, num_ops - 1 if k == num_segments - 1 else s + length - 1) for k, s in enumerate(starts)
-        )
+        return cls((s, num_ops - 1 if k == num_segments - 1 else s + length - 1) for k, s in enumerate(starts))
 
     def recomputes(self, index: int) -> bool:
         """Whether the op with this index is in one of the ranges."""
@@ -233,7 +232,7 @@ class SaveOps(Policy):
 
     def decide(self, op: OpInfo) -> Decision:
         """Keep what the listed ops make, and what is made outside the layers."""
-        if op.layer is None and op.module:
+        if op.outside_layers:
             return Decision.KEEP
         parts = op.name.split(".")
         spellings = (op.name, ".".join(parts[:2]), parts[1] if len(parts) > 1 else op.name)

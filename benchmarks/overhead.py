@@ -1,0 +1,160 @@
+"""What the engine itself costs: per recorded op, per replayed op, and on a whole GPT-2 step.
+
+    python -m benchmarks.overhead [--rounds N] [--skip-gpt2]
+
+One thread. All variants are run in turn, round by round, and minima are compared, because the machine may
+be shared. Per-op figures are on 8 × 8 matrices, where the kernels cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import gc
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import lowtide
+
+OPS = 1000
+aten = torch.ops.aten
+
+
+class PassThrough(TorchDispatchMode):
+    """The least that any dispatch mode costs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def keep_products(op: lowtide.OpInfo) -> lowtide.Decision:
+    return lowtide.Decision.KEEP if op.func is aten.mul.Tensor else lowtide.Decision.RECOMPUTE
+
+
+def sac_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op is aten.mul.Tensor else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+Scope = Callable[[], AbstractContextManager[Any]]
+
+
+def in_scope(scope: Scope) -> Callable[[Callable[[], Any]], Any]:
+    def call(f: Callable[[], Any]) -> Any:
+        with scope():
+            return f()
+
+    return call
+
+
+SELECTIVE = functools.partial(create_selective_checkpoint_contexts, sac_products)
+VARIANTS: dict[str, tuple[Callable[[Callable[[], Any]], Any], int]] = {
+    # name: (how forward is called, how many of the ops are made again in backward)
+    "plain": (lambda f: f(), 0),
+    "a mode that does nothing": (in_scope(PassThrough), 0),
+    "identity saved-tensor hooks": (
+        in_scope(lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)),
+        0,
+    ),
+    "lowtide KeepAll": (in_scope(lambda: lowtide.saving(lowtide.KeepAll())), 0),
+    "lowtide KeepNone": (in_scope(lambda: lowtide.saving(lowtide.KeepNone())), OPS),
+    "lowtide, keep products": (in_scope(lambda: lowtide.saving(keep_products)), OPS // 2),
+    "SAC, keep products": (lambda f: checkpoint(f, use_reentrant=False, context_fn=SELECTIVE), OPS // 2),
+    "torch checkpoint": (lambda f: checkpoint(f, use_reentrant=False), OPS),
+}
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def per_op(rounds: int) -> None:
+    x = torch.randn(8, 8, requires_grad=True)
+    w = torch.randn(8, 8, requires_grad=True)
+
+    def chain() -> torch.Tensor:
+        y = x
+        for _ in range(OPS // 2):
+            y = torch.sin(y) * w
+        return y.sum()
+
+    forward = {name: float("inf") for name in VARIANTS}
+    backward = dict(forward)
+    for _ in range(rounds):
+        for name, (call, _) in VARIANTS.items():
+            with no_garbage_collection():
+                start = time.perf_counter()
+                loss = call(chain)
+                middle = time.perf_counter()
+                loss.backward()
+                end = time.perf_counter()
+            forward[name] = min(forward[name], middle - start)
+            backward[name] = min(backward[name], end - middle)
+    print(f"\n{OPS} small ops, µs per op, minima of {rounds} rounds")
+    print(f"{'':30}{'forward':>9}{'over plain':>12}{'backward':>10}{'over plain':>12}{'per replayed op':>17}")
+    for name, (_, replayed) in VARIANTS.items():
+        f, b = forward[name] / OPS * 1e6, backward[name] / OPS * 1e6
+        f0, b0 = forward["plain"] / OPS * 1e6, backward["plain"] / OPS * 1e6
+        per = f"{(b - b0) * OPS / replayed:17.1f}" if replayed else f"{'':17}"
+        print(f"{name:30}{f:9.1f}{f - f0:12.1f}{b:10.1f}{b - b0:12.1f}{per}")
+
+
+def gpt2(rounds: int) -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=12, n_embd=768, n_head=12)).train()
+    ids = torch.randint(0, 50257, (2, 256))
+    scopes: dict[str, Scope] = {
+        "plain": contextlib.nullcontext,
+        "lowtide KeepAll": lambda: lowtide.saving(lowtide.KeepAll()),
+        "lowtide EveryN(1)": lambda: lowtide.saving(lowtide.EveryN(1)),
+        "torch checkpoint, every block": contextlib.nullcontext,
+    }
+    best = {name: float("inf") for name in scopes}
+    for _ in range(rounds):
+        for name, scope in scopes.items():
+            if name.startswith("torch"):
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.zero_grad(set_to_none=True)
+            gc.collect()
+            start = time.perf_counter()
+            with scope():
+                loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            best[name] = min(best[name], time.perf_counter() - start)
+            model.gradient_checkpointing_disable()
+    print(f"\nGPT-2, 12 layers, 768 wide, batch 2 × 256: a step, minima of {rounds} rounds")
+    for name, seconds in best.items():
+        print(f"{name:30}{seconds:9.3f} s{'':4}× {seconds / best['plain']:.4f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of the per-op part (default 15)")
+    parser.add_argument("--gpt2-rounds", type=int, default=7, help="rounds of the GPT-2 part (default 7; 0 skips it)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"lowtide {lowtide.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
+          f"{platform.machine()} CPU, 1 thread")  # fmt: skip
+    per_op(options.rounds)
+    if options.gpt2_rounds:
+        gpt2(options.gpt2_rounds)
+
+
+if __name__ == "__main__":
+    main()

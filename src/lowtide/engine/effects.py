@@ -1,0 +1,126 @@
+"""What is known about each op before it runs: what it writes, whether it draws, whether it may be replayed.
+
+Facts are learnt once per op from its schema and tags, and from the short lists here of what schemas do not
+say (Rules 6, 7, 8, 9 and 12).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .torch_private import returns_only_views, written_arguments
+
+# Rule 7: these write running statistics (arguments 3 and 4) when argument 5, `training`, is true, and
+# their schemas do not say so. What they compute does not depend on the statistics they overwrite.
+_HIDDEN_STATISTICS = {"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"}
+# The same, with honest schemas.
+_DECLARED_STATISTICS = {"aten._native_batch_norm_legit", "aten._batch_norm_with_update"}
+
+# Rule 9: memory that nothing has written yet.
+_BLANK = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
+          "aten.empty_permuted", "aten.empty_quantized"}  # fmt: skip
+
+# Ops that give every element they are handed a new content, whatever was there.
+_OVERWRITERS = {"aten.fill_", "aten.zero_", "aten.copy_", "aten.bernoulli_", "aten.uniform_", "aten.normal_",
+                "aten.random_", "aten.exponential_", "aten.cauchy_", "aten.geometric_",
+                "aten.log_normal_"}  # fmt: skip
+
+# Ops that change which memory a tensor has, not what a storage contains.
+_REBINDING = {"aten.set_", "aten.resize_", "aten.resize_as_", "aten._resize_output_", "aten.set_data"}
+
+# Rule 12. Besides these, any namespace not listed in _PURE is left alone unless the user allows it.
+_COLLECTIVES = {
+    "c10d",
+    "_c10d_functional",
+    "c10d_functional",
+    "_c10d_functional_autograd",
+    "symm_mem",
+    "fsdp",
+}
+_PURE = {"aten", "prims", "torchvision", "torchaudio", "quantized", "mkldnn", "xformers", "flash_attn"}
+_allowed: set[str] = set()
+
+
+class OpFacts:
+    """What the engine needs to know about one op; made once per op, read at every call."""
+
+    __slots__ = (
+        "blank",
+        "name",
+        "overwrites",
+        "pinned",
+        "rebinds",
+        "seeded",
+        "simple",
+        "statistics",
+        "views",
+        "writes",
+    )
+
+    def __init__(self, func: Any) -> None:
+        if not isinstance(func, torch._ops.OpOverload):
+            self._learn_higher_order(func)
+            return
+        self.name = str(func)
+        namespace = self.name.partition(".")[0]
+        packet = ".".join(self.name.split(".")[:2])
+        self.views = returns_only_views(func)
+        self.writes = written_arguments(func)
+        self.statistics = packet in _HIDDEN_STATISTICS or packet in _DECLARED_STATISTICS
+        if packet in _HIDDEN_STATISTICS:
+            self.writes = ((3, "running_mean"), (4, "running_var"))
+        self.blank = packet in _BLANK
+        self.overwrites = packet in _OVERWRITERS or (bool(self.writes) and "out" in str(func._overloadname))
+        self.rebinds = packet in _REBINDING
+        self.seeded = torch.Tag.nondeterministic_seeded in func.tags
+        self.pinned = _why_not_replayed(namespace, packet)
+        # The common case, decided once: neither writes nor draws, and may be replayed.
+        self.simple = not (self.writes or self.seeded or self.rebinds or self.pinned)
+
+    def _learn_higher_order(self, func: Any) -> None:
+        self.name = str(func)
+        self.views = self.statistics = self.blank = self.overwrites = self.rebinds = False
+        self.writes = ()
+        # A region compiled by inductor draws from generators in ways that nothing here can see.
+        self.seeded = False
+        self.pinned = f"a {self.name} region is not replayed: nothing tells what it draws or writes"
+        self.simple = False
+
+    def writes_now(self, args: tuple[Any, ...]) -> bool:
+        """Whether this very call writes: batch norms do so only in training."""
+        return bool(self.writes) and not (self.statistics and len(args) > 5 and args[5] is False)
+
+
+def _why_not_replayed(namespace: str, packet: str) -> str | None:
+    if namespace in _COLLECTIVES:
+        return "a collective or communication op is never replayed"
+    if namespace in _PURE or packet in _allowed or namespace in _allowed:
+        return None
+    return (
+        "a custom op may have effects outside its results; "
+        f"if it has none, call lowtide.allow_replay({packet.replace('.', '::')!r})"
+    )
+
+
+# By id, because an op's own hash is a Python call; ops live as long as the process.
+FACTS: dict[int, OpFacts] = {}
+
+
+def facts_of(func: Any) -> OpFacts:
+    """The facts about an op."""
+    facts = FACTS.get(id(func))
+    if facts is None:
+        facts = FACTS[id(func)] = OpFacts(func)
+    return facts
+
+
+def allow_replay(op: str) -> None:
+    """Say that a custom op ("mylib::op"), or a whole namespace ("mylib"), has no effect but its results.
+
+    Its values may then be recomputed. Ops of other libraries are kept by default, because running one
+    twice could count, print, send or draw twice (Rule 2).
+    """
+    _allowed.add(op.replace("::", "."))
+    FACTS.clear()

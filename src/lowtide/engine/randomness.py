@@ -1,0 +1,71 @@
+"""Generator states: noted before an op draws, used for its replay, and put back afterwards (Rule 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Draw(NamedTuple):
+    """The generator an op draws from (None: the device's default one) and its state before the op."""
+
+    generator: torch.Generator | None
+    device: torch.device
+    state: torch.Tensor
+
+
+def note(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
+    """The generator that a call with these arguments draws from, and the state it has now."""
+    generator = kwargs.get("generator")
+    if generator is None:
+        generator = next((a for a in args if isinstance(a, torch.Generator)), None)
+    if generator is not None:
+        return Draw(generator, generator.device, generator.get_state())
+    device = _device(args, kwargs)
+    return Draw(None, device, _default_state(device))
+
+
+@contextmanager
+def replaying(draw: Draw) -> Iterator[None]:
+    """Draw again what was drawn; the generator then goes on from where it is now, also after an error."""
+    if draw.generator is not None:
+        current = draw.generator.get_state()
+        draw.generator.set_state(draw.state)
+        try:
+            yield
+        finally:
+            draw.generator.set_state(current)
+    else:
+        current = _default_state(draw.device)
+        _set_default_state(draw.device, draw.state)
+        try:
+            yield
+        finally:
+            _set_default_state(draw.device, current)
+
+
+def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            return a.device
+        if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor):
+            return a[0].device
+    device = kwargs.get("device")
+    return torch.device("cpu") if device is None else torch.device(device)
+
+
+def _default_state(device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return torch.default_generator.get_state()
+    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _set_default_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cpu":
+        torch.default_generator.set_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)

@@ -1,0 +1,376 @@
+"""The recorder: sees every op of a forward pass below autograd and notes how each value can be made again.
+
+It only notes; it never changes what an op computes, and it holds the user's memory only for recipes that
+need it (Rule 5). Backward passes that run while it is active are left alone. What it cannot understand it
+keeps (Rules 9 and 14). This is the hot path: every op of a model comes through `__torch_dispatch__`, so it
+is written out flat, and what is rare is elsewhere.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..policies import Decision, OpInfo, Policy
+from . import overwriting, randomness
+from .costs import timed_call
+from .effects import FACTS, OpFacts, facts_of
+from .modules import Whereabouts
+from .overwriting import Written, tensors_of
+from .replay import Handle
+from .tape import Tape
+from .torch_private import graph_task, is_wrapper, never_compile, storage_key, version_of
+from .values import Kept, Origin, Recipe, Ref, StorageTable, Tensor, Value, Write
+from .verification import Verifier
+
+KEEP = Decision.KEEP
+_op_info = OpInfo._make  # in the order of its fields; a third of the time that keywords take
+# Position among the results, the result, its storage, the storage's key.
+Fresh = tuple[int, Tensor, torch.UntypedStorage, int]
+
+_plain_types: dict[type, bool] = {Tensor: True, torch.nn.Parameter: True}
+
+
+class _ForeignArgumentError(Exception):
+    """An argument has no storage of its own, so that the op cannot be noted."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the ops of one scope, and turns the tensors that autograd saves into handles."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled regions run compiled: what they make is opaque to us, and so a source (Rule 9)."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """The default wraps every dispatch in a call that costs 3 µs; `torch_private.never_compile` does not."""
+        return False
+
+    def __init__(self, policy: Policy, tape: Tape, whereabouts: Whereabouts, verify: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tape = tape
+        self.table = StorageTable()
+        self.where = whereabouts
+        self.verifier = Verifier(tape) if verify else None
+        self.use(policy)
+
+    def use(self, policy: Policy) -> None:
+        """Decide by this policy from now on."""
+        self.policy = policy
+        self._always = policy.always
+        self._needs_cost = policy.needs_cost
+
+    # -- ops ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        facts = FACTS.get(id(func)) or facts_of(func)
+        if kwargs is None:
+            kwargs = {}
+        if facts.views:
+            return func(*args, **kwargs)
+        if graph_task() != -1:
+            return self._in_backward(func, facts, args, kwargs)
+        draw = None
+        writes: tuple[Written, ...] = ()
+        if not facts.simple:
+            if facts.seeded and self._always is not KEEP:
+                draw = randomness.note(args, kwargs)
+            if facts.rebinds:
+                self._forget(facts, args, kwargs)
+                return func(*args, **kwargs)
+            if facts.writes_now(args):
+                if not all(self._storage(t) for t in overwriting.written_by(facts, args, kwargs)):
+                    return func(*args, **kwargs)
+                writes = overwriting.prepare(self.table, self.tape, facts, args, kwargs)
+                if self.verifier is not None:
+                    self.verifier.before_write(writes)
+        if self._needs_cost:
+            out, cost_us = timed_call(func, args, kwargs)
+        else:
+            out, cost_us = func(*args, **kwargs), 0.0
+        if type(out) is Tensor and not writes:
+            storage = self._storage(out)
+            if storage is None:
+                return out
+            key = storage_key(storage)
+            if key in self.table:
+                return out
+            fresh: tuple[Fresh, ...] = ((0, out, storage, key),)
+        else:
+            fresh = self._fresh(out, writes)
+            if not fresh and not writes:
+                return out
+        self._made(func, facts, args, kwargs, out, fresh, draw, writes, cost_us)
+        return out
+
+    def _in_backward(self, func: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op of a backward pass: gradients are not ours to remake. What it overwrites is unknown now."""
+        if facts.writes:
+            self._forget(facts, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _fresh(self, out: Any, writes: tuple[Written, ...]) -> tuple[Fresh, ...]:
+        """The results that have memory of their own."""
+        seen = {storage_key(w.storage) for w in writes}
+        fresh = []
+        for position, item in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
+            if isinstance(item, Tensor) and (storage := self._storage(item)) is not None:
+                key = storage_key(storage)
+                if key not in self.table and key not in seen:
+                    seen.add(key)
+                    fresh.append((position, item, storage, key))
+        return tuple(fresh)
+
+    def _made(
+        self,
+        func: Any,
+        facts: OpFacts,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        fresh: tuple[Fresh, ...],
+        draw: randomness.Draw | None,
+        writes: tuple[Written, ...],
+        cost_us: float,
+    ) -> None:
+        """Note what an op has made: new storages, and new contents of the storages it wrote."""
+        tape = self.tape
+        number = tape.ops
+        tape.ops = number + 1
+        origin = Origin(number, facts, self.where.place)
+        decision, recompute_us = self._always, 0.0
+        if decision is None:
+            decision, recompute_us = self._decide(origin, func, args, kwargs, _bytes_made(fresh, writes), cost_us)
+        recipe = None
+        if decision is not KEEP:
+            recipe = self._recipe(func, facts, origin, args, kwargs, draw, fresh, writes)
+        if recipe is None:
+            for _, _, storage, key in fresh:
+                self.table.add(key, storage, Value(origin, storage.nbytes(), None))
+        else:
+            made = []
+            for position, tensor, storage, key in fresh:
+                if key in self.table:
+                    continue  # an alias of an argument that we had not met before
+                value = Value(origin, storage.nbytes(), recipe)
+                value.blank = facts.blank
+                value.stride = tensor.stride()
+                value.recompute_us = recompute_us
+                made.append((position, weakref.ref(value)))
+                self.table.add(key, storage, value)
+            recipe.made = made
+        if writes:
+            self._rewrite(recipe, origin, writes, recompute_us)
+        if recipe is not None and self.verifier is not None:
+            self.verifier.check(recipe, args, kwargs, out, writes)
+
+    def _decide(
+        self,
+        origin: Origin,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        nbytes: int,
+        cost_us: float,
+    ) -> tuple[Decision, float]:
+        facts, place = origin.facts, origin.place
+        info = _op_info(
+            (origin.number, facts.name, place.path, place.layer, place.outside_layers,
+             nbytes, cost_us, 0.0, func, args, kwargs)
+        )  # fmt: skip
+        if self._needs_cost:
+            own_us = self.policy.own_cost_us(info, cost_us)
+            info = info._replace(cost_us=own_us, recompute_us=own_us + self._cost_of_inputs(args, kwargs))
+        return self.policy.decide(info), info.recompute_us
+
+    def _cost_of_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        """What would have to be replayed before an op with these arguments (an upper bound)."""
+        inputs = set()
+        for tensor in tensors_of(args, kwargs):
+            storage = self._storage(tensor)
+            value = self._known(storage) if storage is not None else None
+            if value is not None and value.recipe is not None:
+                inputs.add(value)
+        return sum(value.recompute_us for value in inputs)
+
+    # -- recipes --------------------------------------------------------------------------------------
+
+    def _recipe(
+        self,
+        func: Any,
+        facts: OpFacts,
+        origin: Origin,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        draw: randomness.Draw | None,
+        fresh: tuple[Fresh, ...],
+        writes: tuple[Written, ...],
+    ) -> Recipe | None:
+        """The op as something that can be run again, or None where it must not be."""
+        targets = None
+        if not facts.simple:
+            if facts.pinned:
+                self.tape.pin(origin, facts.pinned)
+                return None
+            if draw is not None and _bytes_made(fresh, writes) <= draw.state.nbytes:
+                return None  # the generator's state would be larger than the value: keeping it is the saving
+            if writes:
+                if not fresh and all(w.replaced is None for w in writes):
+                    return None  # it only wrote memory that is kept, or from outside
+                if any(w.target is None for w in writes):
+                    if fresh:
+                        self.tape.pin(origin, "it overwrites memory that cannot be made again")
+                    return None
+                targets = {id(w.tensor): w.target for w in writes}
+        recipe = Recipe(func, origin, draw)
+        refs: list[Ref] = []
+        noted = []
+        try:
+            for a in args:
+                if isinstance(a, Tensor):
+                    ref = (targets and targets.get(id(a))) or self._refer(a)
+                    noted.append(ref)
+                    if type(ref) is Ref:
+                        refs.append(ref)
+                elif type(a) is list or type(a) is tuple:
+                    noted.append(self._note_list(a, refs, targets))
+                else:
+                    noted.append(a)
+            if kwargs:
+                recipe.kwargs = dict(zip(kwargs, self._note_list(tuple(kwargs.values()), refs, targets), strict=True))
+        except _ForeignArgumentError as error:
+            self.tape.pin(origin, str(error))
+            return None
+        recipe.args = noted
+        recipe.refs = refs
+        return recipe
+
+    def _note_list(self, items: Any, refs: list[Ref], targets: dict[int, Any] | None) -> list[Any]:
+        noted = []
+        for a in items:
+            if isinstance(a, Tensor):
+                a = (targets and targets.get(id(a))) or self._refer(a)
+                if type(a) is Ref:
+                    refs.append(a)
+            elif type(a) is list or type(a) is tuple:
+                a = self._note_list(a, refs, targets)
+            noted.append(a)
+        return noted
+
+    def _refer(self, tensor: Tensor) -> Ref:
+        """A reference for a recipe to what `tensor` contains now, held from now on if it is kept (Rule 5)."""
+        storage = self._storage(tensor)
+        if storage is None:
+            raise _ForeignArgumentError(f"it takes a {type(tensor).__name__} that the engine does not understand")
+        value = self._known(storage)
+        if value is None or (value.version >= 0 and value.version != version_of(value.tensor)):
+            value = Value(None, storage.nbytes(), None)
+            value.hold(tensor)
+            self.table.put(storage, value)
+        elif value.tensor is None and (value.recipe is None or value.blank or self._is_boundary(value)):
+            value.hold(tensor)
+            self.table.put(storage, value)
+        value.claims += 1
+        return Ref(value, tensor)
+
+    def _known(self, storage: torch.UntypedStorage) -> Value | None:
+        """The value that a storage has now, if the recorder knows it."""
+        entry = self.table.get(storage_key(storage))
+        if entry is None:
+            return None
+        value = entry.strong or entry.value()
+        if self.verifier is not None and value is not None and self.verifier.changed_unseen(value, storage):
+            del self.table[entry.key]  # Rule 9: somebody else wrote it, so it is a source now
+            return None
+        return value
+
+    def _is_boundary(self, value: Value) -> bool:
+        """Whether a value crosses into a layer whose inputs are kept."""
+        place = self.where.place
+        origin = value.origin
+        return place.keeps_inputs and origin is not None and origin.place.layer != place.layer
+
+    # -- writes ---------------------------------------------------------------------------------------
+
+    def _rewrite(self, recipe: Recipe | None, origin: Origin, writes: tuple[Written, ...], recompute_us: float) -> None:
+        """The written storages have new values."""
+        notes = []
+        for w in writes:
+            made = None
+            if recipe is not None and w.replaced is not None:
+                value = Value(origin, w.storage.nbytes(), recipe)
+                value.recompute_us = recompute_us
+                made = weakref.ref(value)
+                self.table.put(w.storage, value)
+            elif w.inside:
+                self.table.put(w.storage, Value(origin, w.storage.nbytes(), None))
+            else:
+                self.table.pop(storage_key(w.storage), None)
+            if w.target is not None:
+                notes.append(Write(w.target, made, w.alone))
+        if recipe is not None:
+            recipe.writes = tuple(notes)
+
+    def _forget(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Memory is about to change in a way that is not noted: what it contains is unknown from now on."""
+        for tensor in overwriting.written_by(facts, args, kwargs):
+            storage = self._storage(tensor)
+            entry = self.table.get(storage_key(storage)) if storage is not None else None
+            if entry is not None:
+                if facts.rebinds:
+                    overwriting.rescue(entry.value(), self.tape)
+                self.table.pop(entry.key, None)
+
+    # -- what autograd saves --------------------------------------------------------------------------
+
+    def pack(self, tensor: Tensor) -> Handle | Kept:
+        """The handle that autograd gets instead of `tensor`."""
+        storage = self._storage(tensor)
+        value = self._known(storage) if storage is not None else None
+        if value is None or storage is None:
+            self.tape.outside_values += 1
+            return Kept(tensor, None)
+        if value.recipe is not None and (value.blank or self._is_boundary(value)):
+            value.hold(tensor)
+            self.table.put(storage, value)
+        if not value.counted:
+            self.tape.count_saved(value)
+        if value.recipe is None:
+            if value.tensor is None:
+                value.alias = weakref.ref(tensor)
+            return Kept(tensor, value.origin)
+        value.claims += 1
+        return Handle(Ref(value, tensor), self.tape)
+
+    def _storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
+        """The storage behind a tensor, or None for a foreign one, which is counted (Rule 14)."""
+        kind = type(tensor)
+        plain = _plain_types.get(kind)
+        if plain is None:
+            plain = _plain_types[kind] = not is_wrapper(kind)
+        if plain:
+            try:
+                return tensor.untyped_storage()
+            except (NotImplementedError, RuntimeError):  # sparse tensors and functorch wrappers have none
+                pass
+        self.tape.foreign[kind.__name__] += 1
+        return None
+
+
+def _bytes_made(fresh: tuple[Fresh, ...], writes: tuple[Written, ...]) -> int:
+    if len(fresh) == 1 and not writes:
+        return fresh[0][2].nbytes()
+    return sum(f[2].nbytes() for f in fresh) + sum(w.storage.nbytes() for w in writes)
+
+
+never_compile(Recorder.__torch_dispatch__)
+never_compile(Recorder.pack)

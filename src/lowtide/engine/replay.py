@@ -1,0 +1,181 @@
+"""Making a value again by running just the ops that it needs.
+
+Each op runs at most once for a value that is still wanted, below autograd, with the generator state and
+settings of forward. Iterative, so that the depth of a program is bounded by memory alone. A replayed op
+is forgotten at once, and with it every input that nobody else wants (Rule 4).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._errors import ReplayMismatchError, StaleSourceError
+from . import numerics, randomness
+from .tape import Tape
+from .torch_private import below_autograd
+from .values import Recipe, Ref, Scratch, Tensor, Value, Write, view_of
+
+
+class Handle:
+    """What autograd holds instead of a tensor that can be made again."""
+
+    __slots__ = ("ref", "tape")
+
+    def __init__(self, ref: Ref, tape: Tape) -> None:
+        self.ref = ref
+        self.tape = tape
+
+    def unpack(self) -> Tensor:
+        """The tensor that autograd saved."""
+        ref, tape = self.ref, self.tape
+        value = ref.value
+        with tape.lock, below_autograd():
+            if value.tensor is None:
+                make(value, tape)
+            elif value.version >= 0 and (why := value.changed()):
+                raise _stale(value, why, "it was saved for backward", tape)
+            assert value.tensor is not None
+            return ref.over(value.tensor)
+
+
+def make(wanted: Value, tape: Tape) -> None:
+    """Give `wanted` its tensor, replaying whatever is missing on the way to it."""
+    now = numerics.current()
+    if now != tape.settings:
+        with numerics.restored(tape.settings, now):
+            _make(wanted, tape)
+    else:
+        _make(wanted, tape)
+
+
+def _make(wanted: Value, tape: Tape) -> None:
+    pending = [wanted]
+    while pending:
+        value = pending[-1]
+        if value.tensor is not None:
+            pending.pop()
+            continue
+        recipe = value.recipe
+        if recipe is None:
+            raise ReplayMismatchError(
+                f"the value made by {value.origin} was lost when an earlier backward pass failed: run forward again"
+            )
+        ready = True
+        for ref in recipe.refs:
+            if ref.value.tensor is None:
+                pending.append(ref.value)
+                ready = False
+        if ready:
+            _run(recipe, tape)
+            pending.pop()
+
+
+def _run(recipe: Recipe, tape: Tape) -> None:
+    """Run one op again, all of whose inputs are there, and give its values their tensors."""
+    tape.replayed_ops += 1
+    if recipe.writes:
+        out = _run_in_place(recipe, tape)
+    else:
+        out = _call(recipe, _arguments(recipe.args, recipe, tape, None), None, tape)
+    for position, made in recipe.made:
+        value = made()
+        if value is not None and value.tensor is None:
+            _accept(value, out if type(out) is Tensor else out[position], recipe)
+
+
+def _run_in_place(recipe: Recipe, tape: Tape) -> Any:
+    """Run an op that writes, on memory that it may write, which then has the values it makes."""
+    private: dict[int, Tensor] = {}
+    for write in recipe.writes:
+        private[_identity(write)] = _base_for_write(write, tape)
+    args = _arguments(recipe.args, recipe, tape, private)
+    try:
+        out = _call(recipe, args, private, tape)
+    finally:
+        # Overwritten, or half so: either way its memory is not that value any more.
+        for write in recipe.writes:
+            if write.alone and isinstance(write.target, Ref):
+                write.target.value.tensor = None
+    for write in recipe.writes:
+        value = write.made() if write.made is not None else None
+        if value is not None and value.tensor is None:
+            value.own(private[_identity(write)])
+    return out
+
+
+def _call(recipe: Recipe, args: list[Any], private: dict[int, Tensor] | None, tape: Tape) -> Any:
+    kwargs = recipe.kwargs
+    if kwargs is None:
+        kwargs = {}
+    else:
+        kwargs = dict(zip(kwargs, _arguments(kwargs.values(), recipe, tape, private), strict=True))
+    if recipe.draw is None:
+        return recipe.func(*args, **kwargs)
+    with randomness.replaying(recipe.draw):
+        return recipe.func(*args, **kwargs)
+
+
+def _arguments(noted: Any, recipe: Recipe, tape: Tape, private: dict[int, Tensor] | None) -> list[Any]:
+    """What a recipe noted, with tensors in place of references again."""
+    built: list[Any] = []
+    for a in noted:
+        kind = type(a)
+        if kind is Ref:
+            value = a.value
+            base = value.tensor
+            if private is not None and id(value) in private:
+                base = private[id(value)]  # memory that was shared by several arguments stays shared
+            elif value.version >= 0 and (why := value.changed()):
+                raise _stale(value, why, f"{recipe.origin} has to be replayed with it", tape)
+            built.append(a.over(base))
+        elif kind is list:
+            built.append(_arguments(a, recipe, tape, private))
+        elif kind is Scratch:
+            assert private is not None
+            built.append(view_of(private[id(a)], a.dtype, a.size, a.stride, a.offset))
+        else:
+            built.append(a)
+    return built
+
+
+def _identity(write: Write) -> int:
+    return id(write.target.value) if isinstance(write.target, Ref) else id(write.target)
+
+
+def _base_for_write(write: Write, tape: Tape) -> Tensor:
+    """The memory that a replayed op may write (Rules 6 and 7)."""
+    target = write.target
+    if isinstance(target, Scratch):
+        return torch.zeros(target.nbytes, dtype=torch.uint8, device=target.device)
+    tensor = target.value.tensor
+    assert tensor is not None
+    if write.alone:
+        return tensor
+    tape.copied_bytes += target.value.nbytes
+    return copy_of_storage(tensor)
+
+
+def _accept(value: Value, tensor: Tensor, recipe: Recipe) -> None:
+    """Take what a replay made, if it is laid out as it was: geometries are absolute."""
+    nbytes = tensor.untyped_storage().nbytes()
+    if nbytes != value.nbytes or tensor.stride() != value.stride:
+        raise ReplayMismatchError(
+            f"replaying {recipe.origin} gave {nbytes} bytes with strides {tensor.stride()} where forward made "
+            f"{value.nbytes} bytes with strides {value.stride}. Keep what this op makes, for example with "
+            f"policy | lowtide.SaveOps({recipe.origin.facts.name!r}), and please report it."
+        )
+    value.own(tensor)
+
+
+def copy_of_storage(tensor: Tensor) -> Tensor:
+    """All bytes behind `tensor`, copied into memory of their own."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).clone()
+
+
+def _stale(value: Value, why: str, need: str, tape: Tape) -> StaleSourceError:
+    return StaleSourceError(
+        f"{tape.name_of(value)} {why} between forward and backward, and {need}. "
+        "Change a copy instead (x = x + 1, not x += 1), or change it after backward."
+    )

@@ -1,0 +1,118 @@
+"""Scopes: where recording begins and ends, and how scopes nest.
+
+The outermost scope of a thread owns the recorder and the hooks; a scope inside it only changes the policy
+for a while, so that values are noted once, whoever asked. With grad disabled a scope does nothing at all.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+
+import torch
+
+from .._errors import ArgumentError, LowtideWarning
+from ..policies import Decision, OpInfo, Policy, as_policy
+from . import modules
+from .recorder import Recorder
+from .replay import Handle
+from .tape import Tape
+from .values import Kept, Tensor
+
+_recorders: dict[int, Recorder] = {}
+_last: list[Tape] = []
+
+
+def _unpack(handle: Handle | Kept) -> Tensor:
+    return handle.unpack()
+
+
+class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
+    """Decide by `policy` what becomes of the values that autograd saves in this block.
+
+    Backward may run inside the block or after it. Loss, gradients and buffers are bit-equal to those
+    without it. Blocks nest: the inner policy decides inside the inner block. With `verify=True` every op
+    that would be replayed is replayed once at once and compared bit for bit; what does not reproduce is
+    kept and named in `lowtide.report()`.
+
+    >>> import torch, lowtide
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> with lowtide.saving(lowtide.KeepNone()):
+    ...     y = x.sin().exp().sum()
+    >>> y.backward()
+    """
+
+    def __init__(self, policy: Policy | Callable[[OpInfo], Decision], *, verify: bool = False) -> None:
+        self.policy = as_policy(policy)
+        self.verify = verify
+        self._recorder: Recorder | None = None
+        self._outer: Policy | None = None
+        self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
+
+    def __enter__(self) -> saving:
+        if self._recorder is not None:
+            raise ArgumentError("this scope is open already: make a new lowtide.saving(...) for each block")
+        if not torch.is_grad_enabled():
+            return self
+        thread = threading.get_ident()
+        recorder = _recorders.get(thread)
+        if recorder is not None:
+            self._recorder, self._outer = recorder, recorder.policy
+            recorder.use(self.policy)
+            return self
+        tape = Tape(repr(self.policy))
+        whereabouts = modules.Whereabouts(self.policy, tape)
+        recorder = Recorder(self.policy, tape, whereabouts, self.verify)
+        hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, _unpack)
+        hooks.__enter__()
+        try:
+            recorder.__enter__()
+        except BaseException:
+            hooks.__exit__()
+            raise
+        modules.track(whereabouts)
+        _recorders[thread] = recorder
+        _last[:] = [tape]
+        self._recorder, self._hooks = recorder, hooks
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return
+        if self._outer is not None:
+            recorder.use(self._outer)
+            self._outer = None
+            return
+        assert self._hooks is not None
+        _recorders.pop(threading.get_ident(), None)
+        modules.untrack()
+        recorder.__exit__(kind, error, trace)
+        self._hooks.__exit__(kind, error, trace)
+        self._hooks = None
+        recorder.table.clear()
+        recorder.tape.layers = recorder.where.layers_entered
+        if kind is None and self.policy.needs_layers and not recorder.where.found_layers:
+            warnings.warn(
+                f"{self.policy!r} found no layers in this scope, so it had nothing to go by. "
+                "Call the whole model inside the scope, or name the layers: layers=[block, ...].",
+                LowtideWarning,
+                stacklevel=2,
+            )
+
+
+def recording() -> bool:
+    """Whether this thread is inside a scope that records."""
+    return threading.get_ident() in _recorders
+
+
+def last_tape() -> Tape | None:
+    """The tape of the scope that was opened last, in any thread."""
+    return _last[0] if _last else None

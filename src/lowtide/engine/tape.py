@@ -1,0 +1,76 @@
+"""What the handles of one scope share after the scope has ended: counts, settings and a lock.
+
+A tape holds no value and no tensor (Rule 4): it may outlive the step it describes.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+
+import torch
+
+from . import numerics
+from .torch_private import storage_key
+from .values import Origin, Value, describe
+
+
+class Tape:
+    """The counts of one scope."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.settings = numerics.current()
+        self.lock = threading.RLock()  # backward may ask from several threads, one a device
+        self.ops = 0
+        self.layers = 0
+        self.kept_values = 0
+        self.kept_bytes = 0
+        self.recomputed_values = 0
+        self.recomputed_bytes = 0
+        self.outside_values = 0
+        self.copied_bytes = 0
+        self.replayed_ops = 0
+        self.pinned: Counter[tuple[str, str, str]] = Counter()  # (op, module, why)
+        self.foreign: Counter[str] = Counter()
+        self._roots: list[weakref.ref[torch.nn.Module]] = []
+
+    def saw_root(self, root: torch.nn.Module) -> None:
+        """Remember a model, to be able to call its parameters by name in an error."""
+        self._roots.append(weakref.ref(root))
+
+    def pin(self, origin: Origin, why: str) -> None:
+        """Note that what this op made is kept although the policy wanted it recomputed."""
+        self.pinned[origin.facts.name, origin.place.path, why] += 1
+
+    def count_saved(self, value: Value) -> None:
+        """Count a value that autograd saves for the first time."""
+        value.counted = True
+        if value.origin is None:
+            self.outside_values += 1
+        elif value.recipe is None:
+            self.kept_values += 1
+            self.kept_bytes += value.nbytes
+        else:
+            self.recomputed_values += 1
+            self.recomputed_bytes += value.nbytes
+
+    def name_of(self, value: Value) -> str:
+        """A value for error messages: a parameter's name, the op that made it, or its shape."""
+        tensor = value.tensor
+        if tensor is None:
+            return f"the value made by {value.origin}"
+        if value.origin is not None:
+            return f"{describe(tensor)}, made by {value.origin},"
+        key = storage_key(tensor.untyped_storage())
+        for root in (ref() for ref in self._roots):
+            if root is None:
+                continue
+            for kind, named in (("parameter", root.named_parameters()), ("buffer", root.named_buffers())):
+                for name, candidate in named:
+                    if type(candidate) in (torch.Tensor, torch.nn.Parameter) and (
+                        storage_key(candidate.untyped_storage()) == key
+                    ):
+                        return f"the {kind} {name!r}"
+        return f"{describe(tensor)} from outside the scope"

@@ -1,0 +1,77 @@
+"""Every private name of torch that the engine depends on, one small function each.
+
+They move between releases; `tests/engine/test_torch_private.py` says which one broke.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
+"""What identifies a storage while it lives: the address of its C++ object."""
+
+version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+"""How often the tensor, or any alias that shares its counter, has been written in place."""
+
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""The id of the backward pass that this thread is inside of, or -1."""
+
+_ADINPLACE = torch._C.DispatchKey.ADInplaceOrView
+_ABOVE_KERNELS = torch._C._dispatch_keyset_full() - torch._C._dispatch_keyset_full_after(_ADINPLACE)
+
+
+def watched_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """An alias without history that still shares `tensor`'s version counter.
+
+    Called below autograd, where a plain `detach()` would start a new counter and hide later writes (Rule
+    11), while the tensor itself would hold on to its graph (Rule 4).
+    """
+    if not tensor.requires_grad or tensor.is_leaf:
+        return tensor  # it has no history
+    with torch._C._SetExcludeDispatchKeyGuard(_ADINPLACE, False):
+        return tensor.detach()
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """Run ops at the level at which they were recorded: no autograd, no autocast, no functorch."""
+    guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS)
+    return guard
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """Run ops that no dispatch mode sees, the recorder included."""
+    guard: AbstractContextManager[Any] = torch._C._DisableTorchDispatch()
+    return guard
+
+
+def never_compile(function: Any) -> None:
+    """Keep dynamo from tracing this function, and what it calls, when it runs beneath compiled code.
+
+    What `torch.compiler.disable` does, without a wrapper around every call.
+    """
+    dynamo = torch._C._dynamo.eval_frame
+    skip = dynamo._FrameAction.SKIP
+    dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
+
+
+def is_wrapper(kind: type) -> bool:
+    """Whether tensors of this class dispatch themselves and have no storage of their own (Rule 14)."""
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Position and name of each argument that the op's schema says it writes."""
+    return tuple(
+        (i, a.name) for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    )
+
+
+def returns_only_views(func: Any) -> bool:
+    """Whether the schema says that every result is an alias that the op did not write."""
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)

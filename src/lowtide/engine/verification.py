@@ -1,0 +1,142 @@
+"""Rule 10: replay each recipe once, right after it was noted, and compare bit for bit.
+
+An op that does not reproduce (atomics, stale state, a hidden input) is pinned: its values are kept, and
+the report names it. A value whose memory changes without a recorded op (a raw kernel writing into a zeroed
+buffer) is found when it is next read, and is a source from then on. Roughly doubles the forward pass.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import randomness
+from .overwriting import Written
+from .replay import copy_of_storage
+from .tape import Tape
+from .torch_private import storage_key, without_modes
+from .values import Recipe, Ref, Scratch, Tensor, Value, view_of
+
+
+class Verifier:
+    """Checks the recipes of one scope as they are noted."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._fingerprints: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
+
+    def before_write(self, writes: Sequence[Written]) -> None:
+        """Copy what an op is about to overwrite, to be able to run it again on that."""
+        for w in writes:
+            w.before = copy_of_storage(w.tensor)
+
+    def check(
+        self,
+        recipe: Recipe,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        writes: Sequence[Written],
+    ) -> None:
+        """Replay a recipe that was just noted; pin what it made unless that is the same to the bit."""
+        if recipe.origin.facts.blank:
+            return  # nobody may rely on what is in there
+        private: dict[int, Tensor] = {}
+        overwritten = {storage_key(w.storage): w.before for w in writes if w.before is not None}
+
+        def build(noted: Any, live: Any) -> Any:
+            if isinstance(noted, Ref):
+                key = storage_key(live.untyped_storage())
+                return noted.over(overwritten.get(key, live))
+            if isinstance(noted, Scratch):
+                base = torch.zeros(noted.nbytes, dtype=torch.uint8, device=noted.device)
+                private[id(noted)] = base
+                return view_of(base, noted.dtype, noted.size, noted.stride, noted.offset)
+            if isinstance(noted, list):
+                return [build(n, a) for n, a in zip(noted, live, strict=True)]
+            return noted
+
+        again_args = [build(n, a) for n, a in zip(recipe.args, args, strict=True)]
+        again_kwargs = {name: build(n, kwargs[name]) for name, n in (recipe.kwargs or {}).items()}
+        if recipe.draw is None:
+            again = recipe.func(*again_args, **again_kwargs)
+        else:
+            with randomness.replaying(recipe.draw):
+                again = recipe.func(*again_args, **again_kwargs)
+
+        outs, agains = (x if isinstance(x, (tuple, list)) else (x,) for x in (out, again))
+        made = [(ref(), _same(outs[i], agains[i])) for i, ref in recipe.made]
+        for write in recipe.writes:
+            value = write.made() if write.made is not None else None
+            if value is not None:
+                live = _find(write.target, recipe, args, kwargs)
+                key = storage_key(live.untyped_storage())
+                base = private[id(write.target)] if isinstance(write.target, Scratch) else overwritten[key]
+                made.append((value, _same_bytes(live, base)))
+        for value, same in made:
+            if value is None:
+                continue
+            if same:
+                self._fingerprints[value] = _fingerprint(_live(value, recipe, outs, args, kwargs))
+        if not all(same for _, same in made):
+            self._tape.pin(recipe.origin, "replaying it did not give the same bits")
+            for value, _ in made:
+                if value is not None:
+                    value.recipe = None
+
+    def changed_unseen(self, value: Value, storage: torch.UntypedStorage) -> bool:
+        """Whether the memory of a value that would be recomputed has changed without a recorded op."""
+        known = self._fingerprints.get(value)
+        if known is None or value.recipe is None or value.tensor is not None:
+            return False
+        with without_modes():
+            now = _fingerprint(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+        if now == known:
+            return False
+        assert value.origin is not None
+        self._tape.pin(value.origin, "its memory was written by something that the recorder does not see")
+        return True
+
+
+def _live(value: Value, recipe: Recipe, outs: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The user's tensor that has this value now."""
+    for i, ref in recipe.made:
+        if ref() is value:
+            tensor: Tensor = outs[i]
+            return tensor
+    write = next(w for w in recipe.writes if w.made is not None and w.made() is value)
+    return _find(write.target, recipe, args, kwargs)
+
+
+def _find(target: Ref | Scratch, recipe: Recipe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The live argument that stands where the recipe has `target`."""
+    for noted, live in [
+        *zip(recipe.args, args, strict=True),
+        *((n, kwargs[k]) for k, n in (recipe.kwargs or {}).items()),
+    ]:
+        if noted is target:
+            return live  # type: ignore[no-any-return]
+        if isinstance(noted, list):
+            for n, a in zip(noted, live, strict=True):
+                if n is target:
+                    return a  # type: ignore[no-any-return]
+    raise AssertionError(f"{recipe.origin} writes an argument that it was not given")
+
+
+def _same(first: Tensor, again: Tensor) -> bool:
+    return first.stride() == again.stride() and _same_bytes(first, again)
+
+
+def _same_bytes(first: Tensor, again: Tensor) -> bool:
+    return torch.equal(_bytes(first), _bytes(again))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _fingerprint(tensor: Tensor) -> int:
+    return int(torch.hash_tensor(_bytes(tensor)))
