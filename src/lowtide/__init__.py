@@ -29,6 +29,7 @@ _HOMES = {
     "ScheduleError": "_errors",
     "StaleSourceError": "_errors",
     "allow_replay": "engine.effects",
+    "report": "engine.scope",
     "saving": "engine.scope",
     "checkpoint": "checkpoint",
     "checkpoint_sequential": "checkpoint",

@@ -47,11 +47,10 @@ class Whereabouts:
     def enter(self, module: nn.Module) -> None:
         """A module's forward begins."""
         here = self.place
-        if not self._stack:
-            if self._map is None or self._map.root is not module:
-                self._map = Map(module, self.policy)
-                self.found_layers |= bool(self._map.layers)
-                self._tape.saw_root(module)
+        if not self._stack and (self._map is None or self._map.root is not module):
+            self._map = Map(module, self.policy)
+            self.found_layers |= bool(self._map.layers)
+            self._tape.saw_root(module)
         self._stack.append(here)
         assert self._map is not None
         path = self._map.names.get(id(module))

@@ -15,6 +15,7 @@ import torch
 
 from .._errors import ArgumentError, LowtideWarning
 from ..policies import Decision, OpInfo, Policy, as_policy
+from ..reporting.scope_report import ScopeReport
 from . import modules
 from .recorder import Recorder
 from .replay import Handle
@@ -116,3 +117,14 @@ def recording() -> bool:
 def last_tape() -> Tape | None:
     """The tape of the scope that was opened last, in any thread."""
     return _last[0] if _last else None
+
+
+def report() -> ScopeReport:
+    """What happened in the scope that was opened last, up to now: recomputes are counted as backward runs.
+
+    Raises `ArgumentError` if no scope has recorded anything yet.
+    """
+    tape = last_tape()
+    if tape is None:
+        raise ArgumentError("there is nothing to report yet: run a forward pass in lowtide.saving(policy) first")
+    return tape.report()

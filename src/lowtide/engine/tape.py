@@ -11,6 +11,7 @@ from collections import Counter
 
 import torch
 
+from ..reporting.scope_report import Pinned, ScopeReport
 from . import numerics
 from .torch_private import storage_key
 from .values import Origin, Value, describe
@@ -74,3 +75,20 @@ class Tape:
                     ):
                         return f"the {kind} {name!r}"
         return f"{describe(tensor)} from outside the scope"
+
+    def report(self) -> ScopeReport:
+        """The counts now, as a record of their own."""
+        return ScopeReport(
+            policy=self.policy,
+            ops=self.ops,
+            layers=self.layers,
+            values_kept=self.kept_values,
+            bytes_kept=self.kept_bytes,
+            values_recomputed=self.recomputed_values,
+            bytes_recomputed=self.recomputed_bytes,
+            values_from_outside=self.outside_values,
+            replayed_ops=self.replayed_ops,
+            bytes_copied=self.copied_bytes,
+            pinned=tuple(Pinned(*key, count) for key, count in self.pinned.items()),
+            foreign=dict(self.foreign),
+        )

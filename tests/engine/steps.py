@@ -1,0 +1,106 @@
+"""Running one training step and comparing everything that can be seen of it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import lowtide
+from lowtide.profiling.meter import PeakMeter
+
+
+@dataclass
+class Step:
+    loss: torch.Tensor
+    grads: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+    generator: torch.Tensor
+    peak_bytes: int
+
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+
+
+def default_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    out = model(**batch) if isinstance(batch, dict) else model(*batch)
+    loss = getattr(out, "loss", None)
+    if loss is not None:
+        return loss
+    tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    first = next((t for t in tensors if t.requires_grad), None)
+    if first is None:
+        first = next(t for t in tree_leaves(list(out.values()) if hasattr(out, "values") else out) if t.requires_grad)
+    return first.float().square().mean()
+
+
+def run_step(
+    model: nn.Module,
+    batch: Any,
+    scope: Any = None,
+    loss: Loss = default_loss,
+    backward_inside: bool = False,
+    seed: int = 3,
+) -> Step:
+    """One step from the state that the model is in; the model is put back afterwards."""
+    before = {k: v.clone() for k, v in model.named_buffers()}
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(seed)
+    gc.collect()
+    base = [*model.parameters(), *model.buffers(), *(t for t in tree_leaves(batch) if isinstance(t, torch.Tensor))]
+    with PeakMeter(base) as meter:
+        with scope or contextlib.nullcontext():
+            value = loss(model, batch)
+            if backward_inside:
+                value.backward()
+        if not backward_inside:
+            value.backward()
+    result = Step(
+        value.detach().clone(),
+        {k: None if p.grad is None else p.grad.clone() for k, p in model.named_parameters()},
+        {k: v.clone() for k, v in model.named_buffers()},
+        torch.get_rng_state(),
+        meter.peak_bytes,
+    )
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for k, v in model.named_buffers():
+            if k in before and v.shape == before[k].shape:
+                v.copy_(before[k])
+    return result
+
+
+def assert_equal(plain: Step, ours: Step) -> None:
+    """Bit-equal in everything but the peak."""
+    assert torch.equal(plain.loss, ours.loss)
+    assert plain.grads.keys() == ours.grads.keys()
+    for name, grad in plain.grads.items():
+        other = ours.grads[name]
+        assert (grad is None) == (other is None), name
+        assert grad is None or other is None or torch.equal(grad, other), name
+    for name, buffer in plain.buffers.items():
+        assert torch.equal(buffer, ours.buffers[name]), name
+    assert torch.equal(plain.generator, ours.generator)
+
+
+def every_rule() -> dict[str, lowtide.Policy]:
+    """One of each rule, and some of their combinations."""
+    return {
+        "KeepAll": lowtide.KeepAll(),
+        "KeepNone": lowtide.KeepNone(),
+        "EveryN(1)": lowtide.EveryN(1),
+        "EveryN(2)": lowtide.EveryN(2),
+        "Selective": lowtide.Selective(),
+        "Selective(5)": lowtide.Selective(min_cost_us=5),
+        "SaveOps": lowtide.SaveOps(["mm", "addmm", "bmm", "convolution"]),
+        "Segments": lowtide.Segments([(3, 40), (60, 61), (90, 200)]),
+        "Segments.uniform": lowtide.Segments.uniform(100, 7),
+        "EveryN | SaveOps": lowtide.EveryN(2) | lowtide.SaveOps("addmm"),
+        "Selective & KeepAll": lowtide.Selective() & lowtide.KeepAll(),
+    }
