@@ -30,6 +30,7 @@ class Machine:
     leaves: list[Tensor]
     buffer: Tensor
     running: tuple[Tensor, Tensor]
+    outside: Tensor
     counted: list[str] = field(default_factory=list)
 
     @classmethod
@@ -38,7 +39,7 @@ class Machine:
         make = lambda *s: torch.randn(*s, generator=g)
         leaves = [make(ROWS, COLS).requires_grad_(), make(ROWS, COLS).requires_grad_(), make(COLS, COLS).mul_(0.1).requires_grad_()]
         frozen = make(ROWS, COLS)
-        return cls([*leaves[:2], frozen], leaves, make(ROWS, COLS), (torch.zeros(COLS), torch.ones(COLS)))
+        return cls([*leaves[:2], frozen], leaves, make(ROWS, COLS), (torch.zeros(COLS), torch.ones(COLS)), make(ROWS, COLS))
 
     def pick(self, k: int, fits: Callable[[Tensor], bool] = lambda t: True) -> Tensor | None:
         candidates = [t for t in self.live if fits(t)]
@@ -130,7 +131,7 @@ INPLACE: dict[str, Callable[[Tensor], Any]] = {
     "dropout_": lambda t: F.dropout(t, 0.2, True, inplace=True), "bernoulli_": lambda t: t.bernoulli_(0.4), "normal_": lambda t: t.normal_(),
     "zero_": lambda t: t.zero_(), "cumsum_": lambda t: t.cumsum_(0), "t_": lambda t: t.transpose_(0, -1), "self_add_": lambda t: t.add_(t),
     "shift_": lambda t: t[1:].copy_(t[:-1].clone()) if t.shape[0] > 1 else None, "index_fill_": lambda t: t.index_fill_(0, torch.tensor([0]), 0.1),
-    "data_mul_": lambda t: t.data.mul_(1.5), "leaky_": lambda t: F.leaky_relu_(t, 0.1), "silu_": lambda t: F.silu(t, inplace=True),
+    "leaky_": lambda t: F.leaky_relu_(t, 0.1), "silu_": lambda t: F.silu(t, inplace=True),
 }  # fmt: skip
 
 INPLACE_BINARY: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -172,6 +173,18 @@ def special_buffer_write(m: Machine, a: int, b: int) -> Tensor | None:
 def special_buffer_swap(m: Machine, a: int, b: int) -> Tensor | None:
     m.buffer = m.buffer * 2
     return None
+
+
+def special_data_write(m: Machine, a: int, b: int) -> Tensor | None:
+    """Past the version counter. Only on memory from outside: of what autograd saved, plain PyTorch would
+    silently use the overwritten content, where a recompute gives what forward had."""
+    m.outside.data.mul_(1.5)
+    return None
+
+
+def special_outside_read(m: Machine, a: int, b: int) -> Tensor | None:
+    x = m.pick(a, lambda t: is_float(t) and t.shape == m.outside.shape)
+    return None if x is None else (x + m.outside).sin() * m.outside
 
 
 def special_embedding(m: Machine, a: int, b: int) -> Tensor | None:

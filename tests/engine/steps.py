@@ -49,7 +49,7 @@ def run_step(
     seed: int = 3,
 ) -> Step:
     """One step from the state that the model is in; the model is put back afterwards."""
-    before = {k: v.clone() for k, v in model.named_buffers()}
+    before = {k: v.detach().clone() for k, v in [*model.named_buffers(), *model.named_parameters()]}
     model.zero_grad(set_to_none=True)
     torch.manual_seed(seed)
     gc.collect()
@@ -70,7 +70,7 @@ def run_step(
     )
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
-        for k, v in model.named_buffers():
+        for k, v in [*model.named_buffers(), *model.named_parameters()]:
             if k in before and v.shape == before[k].shape:
                 v.copy_(before[k])
     return result

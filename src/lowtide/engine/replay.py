@@ -43,11 +43,15 @@ class Handle:
 def make(wanted: Value, tape: Tape) -> None:
     """Give `wanted` its tensor, replaying whatever is missing on the way to it."""
     now = numerics.current()
-    if now != tape.settings:
-        with numerics.restored(tape.settings, now):
+    grad_enabled = torch.is_grad_enabled()
+    try:
+        if now == tape.settings:
             _make(wanted, tape)
-    else:
-        _make(wanted, tape)
+        else:
+            with numerics.restored(tape.settings, now):
+                _make(wanted, tape)
+    finally:
+        torch._C._set_grad_enabled(grad_enabled)
 
 
 def _make(wanted: Value, tape: Tape) -> None:
@@ -75,6 +79,8 @@ def _make(wanted: Value, tape: Tape) -> None:
 def _run(recipe: Recipe, tape: Tape) -> None:
     """Run one op again, all of whose inputs are there, and give its values their tensors."""
     tape.replayed_ops += 1
+    # Kernels may look at this (an LSTM makes its workspace only then), though no graph is built here.
+    torch._C._set_grad_enabled(recipe.grad_enabled)
     if recipe.writes:
         out = _run_in_place(recipe, tape)
     else:

@@ -20,6 +20,7 @@ from . import modules
 from .recorder import Recorder
 from .replay import Handle
 from .tape import Tape
+from .torch_private import graph_task, step_aside
 from .values import Kept, Tensor
 
 _recorders: dict[int, Recorder] = {}
@@ -27,6 +28,10 @@ _last: list[Tape] = []
 
 
 def _unpack(handle: Handle | Kept) -> Tensor:
+    if _recorders and graph_task() != -1:
+        recorder = _recorders.get(threading.get_ident())
+        if recorder is not None:
+            step_aside(recorder)
     return handle.unpack()
 
 

@@ -43,6 +43,17 @@ def below_autograd() -> AbstractContextManager[Any]:
     return guard
 
 
+def step_aside(mode: Any) -> None:
+    """Take `mode` off this thread's stack until the backward node that is running now has ended.
+
+    Some gradient formulas (of `prod`, for one) take another path while any dispatch mode is active, and
+    differ in the last bit. Autograd sets the stack anew for every node, so nothing has to be put back.
+    """
+    depth = torch._C._len_torch_dispatch_stack()
+    if depth and torch._C._get_dispatch_stack_at(depth - 1) is mode:
+        torch._C._pop_torch_dispatch_stack(None)
+
+
 def without_modes() -> AbstractContextManager[Any]:
     """Run ops that no dispatch mode sees, the recorder included."""
     guard: AbstractContextManager[Any] = torch._C._DisableTorchDispatch()

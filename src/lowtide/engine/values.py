@@ -186,7 +186,7 @@ class Write(NamedTuple):
 class Recipe:
     """One op that can be run again: its arguments with references in place of tensors."""
 
-    __slots__ = ("args", "draw", "func", "kwargs", "made", "origin", "refs", "writes")
+    __slots__ = ("args", "draw", "func", "grad_enabled", "kwargs", "made", "origin", "refs", "writes")
 
     args: list[Any]
     refs: list[Ref]
@@ -198,6 +198,7 @@ class Recipe:
         self.func = func
         self.origin = origin
         self.draw = draw
+        self.grad_enabled = torch.is_grad_enabled()
         self.kwargs: dict[str, Any] | None = None
         self.writes: tuple[Write, ...] = ()
 
