@@ -93,7 +93,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "sort": lambda t: t.sort(-1).values, "flip": lambda t: t.flip(0), "roll": lambda t: t.roll(3, -1),
     "tril": lambda t: t.tril(), "scale": lambda t: t * 0.5 + 1, "pow": lambda t: t.clamp(-2, 2) ** 3,
     "to_double_and_back": lambda t: t.double().sin().to(t.dtype), "bf16": lambda t: t.bfloat16().float(),
-    "cube_fn": Cube.apply, "sneaky_fn": Sneaky.apply, "detach": lambda t: t.detach(), "data": lambda t: t.data,
+    "cube_fn": Cube.apply, "sneaky_fn": Sneaky.apply, "detach": lambda t: t.detach(), "data": lambda t: t.data.clone(),
     "dropout": lambda t: F.dropout(t, 0.3, True), "alpha_dropout": lambda t: F.alpha_dropout(t, 0.2, True),
     "rrelu": lambda t: F.rrelu(t, training=True), "noise": lambda t: t + torch.rand_like(t),
     "bernoulli": lambda t: t * torch.bernoulli(torch.full_like(t, 0.5)), "randn": lambda t: t * torch.randn(t.shape),

@@ -345,9 +345,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not value.counted:
             self.tape.count_saved(value)
         if value.recipe is None:
+            kept = Kept(tensor, value.origin)
             if value.tensor is None:
-                value.alias = weakref.ref(tensor)
-            return Kept(tensor, value.origin)
+                value.alias = weakref.ref(kept.tensor)
+            return kept
         value.claims += 1
         return Handle(Ref(value, tensor), self.tape)
 

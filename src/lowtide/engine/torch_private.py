@@ -28,8 +28,8 @@ _ABOVE_KERNELS = torch._C._dispatch_keyset_full() - torch._C._dispatch_keyset_fu
 def watched_alias(tensor: torch.Tensor) -> torch.Tensor:
     """An alias without history that still shares `tensor`'s version counter.
 
-    Called below autograd, where a plain `detach()` would start a new counter and hide later writes (Rule
-    11), while the tensor itself would hold on to its graph (Rule 4).
+    Below autograd a plain `detach()` would start a new counter and hide later writes (Rule 11), and the
+    tensor itself would hold on to its graph, which may hold us (Rule 4).
     """
     if not tensor.requires_grad or tensor.is_leaf:
         return tensor  # it has no history

@@ -209,7 +209,8 @@ class Kept:
     __slots__ = ("origin", "tensor", "version")
 
     def __init__(self, tensor: Tensor, origin: Origin | None) -> None:
-        self.tensor = tensor
+        # An output comes with its history, which holds this handle: held as it is, it would never be freed.
+        self.tensor = watched_alias(tensor)
         self.version = version_of(tensor)
         self.origin = origin
 
