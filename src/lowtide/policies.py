@@ -225,7 +225,8 @@ class SaveOps(Policy):
     _names: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     def __init__(self, ops: Iterable[Any] | str, layers: Any = None) -> None:
-        listed = (ops,) if isinstance(ops, str) or not isinstance(ops, Iterable) else tuple(ops)
+        one = isinstance(ops, str) or hasattr(ops, "_qualified_op_name") or not isinstance(ops, Iterable)
+        listed = (ops,) if one else tuple(ops)  # a packet is iterable too: it gives the names of its overloads
         object.__setattr__(self, "ops", listed)
         object.__setattr__(self, "layers", layers)
         object.__setattr__(self, "_names", frozenset(_op_name(op) for op in listed))

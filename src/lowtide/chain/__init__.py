@@ -1,1 +1,26 @@
-"""Reverse long chains of plain step functions in little memory. Imports no torch."""
+"""Reverse long chains of plain step functions in little memory: NumPy, torch and JAX arrays. Imports no torch."""
+
+from __future__ import annotations
+
+from . import schedules
+from ._accounts import StoredEntry, StoreStats
+from ._disk import DiskFullError
+from ._report import GradReport
+from ._taylor import TaylorResult, taylor_test
+from .adjoint import grad
+from .checkpointer import Checkpointer, CheckpointerStats
+from .store import ActivationStore
+
+__all__ = [
+    "ActivationStore",
+    "Checkpointer",
+    "CheckpointerStats",
+    "DiskFullError",
+    "GradReport",
+    "StoreStats",
+    "StoredEntry",
+    "TaylorResult",
+    "grad",
+    "schedules",
+    "taylor_test",
+]

@@ -6,6 +6,7 @@ say (Rules 6, 7, 8, 9 and 12).
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class OpFacts:
         "overwrites",
         "pinned",
         "rebinds",
+        "regathers",
+        "region",
         "seeded",
         "simple",
         "statistics",
@@ -74,6 +77,8 @@ class OpFacts:
         self.blank = packet in _BLANK
         self.overwrites = packet in _OVERWRITERS or (bool(self.writes) and "out" in str(func._overloadname))
         self.rebinds = packet in _REBINDING
+        self.regathers = namespace == "fsdp"
+        self.region = False
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
         self.pinned = _why_not_replayed(namespace, packet)
         # The common case, decided once: neither writes nor draws, and may be replayed.
@@ -81,16 +86,46 @@ class OpFacts:
 
     def _learn_higher_order(self, func: Any) -> None:
         self.name = str(func)
-        self.views = self.statistics = self.blank = self.overwrites = self.rebinds = False
+        self.views = self.statistics = self.blank = self.overwrites = self.rebinds = self.regathers = False
         self.writes = ()
-        # A region compiled by inductor draws from generators in ways that nothing here can see.
         self.seeded = False
-        self.pinned = f"a {self.name} region is not replayed: nothing tells what it draws or writes"
+        self.region = self.name == "inductor_compiled_code"
+        self.pinned: str | None = "nothing tells what a higher-order op draws or writes"
         self.simple = False
 
     def writes_now(self, args: tuple[Any, ...]) -> bool:
         """Whether this very call writes: batch norms do so only in training."""
         return bool(self.writes) and not (self.statistics and len(args) > 5 and args[5] is False)
+
+
+def facts_of_region(func: Any, compiled: Any) -> OpFacts:
+    """The facts about one region that inductor compiled: replayed if all its ops neither write nor draw."""
+    facts = _regions.get(compiled)
+    if facts is None:
+        facts = OpFacts(func)
+        graph = getattr(getattr(compiled, "original_gm", None), "graph", None)
+        nodes = [n for n in graph.nodes if n.op == "call_function"] if graph is not None else []
+        if nodes and all(_is_pure_call(n.target) for n in nodes):
+            facts.pinned = None
+            facts.simple = True
+        else:
+            facts.pinned = "a compiled region that draws random numbers or writes its inputs"
+        _regions[compiled] = facts
+    return facts
+
+
+_regions: weakref.WeakKeyDictionary[Any, OpFacts] = weakref.WeakKeyDictionary()
+
+
+def _is_pure_call(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__module__", "") in ("_operator", "math")  # shapes and tuple items
+    return (
+        not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and "inductor" not in str(target)
+        and facts_of(target).pinned is None
+    )
 
 
 def _why_not_replayed(namespace: str, packet: str) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -38,17 +38,23 @@ def layers_of(root: nn.Module, wanted: Any = None) -> list[nn.Module]:
 
 
 def repeated_blocks(root: nn.Module) -> list[nn.Module]:
-    """The children of the outermost containers that repeat a class of module.
+    """The children of the outermost lists that repeat a class of module.
 
-    A stage that is itself little more than a container of repeated blocks (ResNet, Swin, U-Net) is looked
-    into, because its blocks are the finer grain; a mixture of experts deeper inside a block is not.
+    A stage that contains such a list of blocks directly (ResNet, Swin, U-Net) is replaced by its blocks,
+    which are the finer grain; a mixture of experts deeper inside a block is left alone. Where nothing
+    repeats, a list of one is taken for a block that is called again and again (ALBERT).
     """
-    if not _repeats(root):
-        return [block for child in root.children() for block in repeated_blocks(child)]
+    return _outermost(root, _repeats) or _outermost(root, _is_list_of_one)
+
+
+def _outermost(root: nn.Module, is_stack: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    if not is_stack(root):
+        return [block for child in root.children() for block in _outermost(child, is_stack)]
     blocks: list[nn.Module] = []
     for child in root.children():
-        stages = [part for part in child.children() if _repeats(part)]
-        blocks.extend([b for stage in stages for b in repeated_blocks(stage)] if stages else [child])
+        inner = [block for part in child.children() if _repeats(part) for block in part.children()]
+        composite = all(next(block.children(), None) is not None for block in inner)
+        blocks.extend(inner if inner and composite else [child])
     return blocks
 
 
@@ -58,3 +64,7 @@ def _repeats(container: nn.Module) -> bool:
         return False
     classes = Counter(type(m) for m in container.children() if next(m.parameters(), None) is not None)
     return any(n > 1 for n in classes.values())
+
+
+def _is_list_of_one(container: nn.Module) -> bool:
+    return isinstance(container, nn.ModuleList) and len(container) == 1

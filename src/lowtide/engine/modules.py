@@ -40,7 +40,6 @@ class Whereabouts:
         self._tape = tape
         self.place = Place("", None, policy.needs_layers, False)
         self.layers_entered = 0
-        self.found_layers = False
         self._stack: list[Place] = []
         self._map: Map | None = None
 
@@ -49,7 +48,6 @@ class Whereabouts:
         here = self.place
         if not self._stack and (self._map is None or self._map.root is not module):
             self._map = Map(module, self.policy)
-            self.found_layers |= bool(self._map.layers)
             self._tape.saw_root(module)
         self._stack.append(here)
         assert self._map is not None

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..policies import Decision, OpInfo, Policy
 from . import overwriting, randomness
 from .costs import timed_call
-from .effects import FACTS, OpFacts, facts_of
+from .effects import FACTS, OpFacts, facts_of, facts_of_region
 from .modules import Whereabouts
 from .overwriting import Written, tensors_of
 from .replay import Handle
@@ -82,6 +82,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draw = None
         writes: tuple[Written, ...] = ()
         if not facts.simple:
+            if facts.region:
+                return self._compiled_region(func, args, kwargs)
             if facts.seeded and self._always is not KEEP:
                 draw = randomness.note(args, kwargs)
             if facts.rebinds:
@@ -117,6 +119,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts.writes:
             self._forget(facts, args, kwargs)
         return func(*args, **kwargs)
+
+    def _compiled_region(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A region compiled by inductor, with `wrap_inductor_compiled_regions`: one op to us."""
+        compiled, inputs = args[0], list(args[1])
+        out = func(compiled, list(inputs), **kwargs)  # the callee empties the list that it is given
+        fresh = self._fresh(out, ())
+        if fresh:
+            facts = facts_of_region(func, compiled)
+            self._made(func, facts, (compiled, inputs), kwargs, out, fresh, None, (), 0.0)
+        return out
 
     def _fresh(self, out: Any, writes: tuple[Written, ...]) -> tuple[Fresh, ...]:
         """The results that have memory of their own."""
@@ -218,14 +230,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The op as something that can be run again, or None where it must not be."""
         targets = None
         if not facts.simple:
+            if not fresh and all(w.replaced is None for w in writes):
+                return None  # it only wrote memory that is kept, or from outside
             if facts.pinned:
                 self.tape.pin(origin, facts.pinned)
                 return None
             if draw is not None and _bytes_made(fresh, writes) <= draw.state.nbytes:
                 return None  # the generator's state would be larger than the value: keeping it is the saving
             if writes:
-                if not fresh and all(w.replaced is None for w in writes):
-                    return None  # it only wrote memory that is kept, or from outside
                 if any(w.target is None for w in writes):
                     if fresh:
                         self.tape.pin(origin, "it overwrites memory that cannot be made again")
@@ -311,7 +323,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 value.recompute_us = recompute_us
                 made = weakref.ref(value)
                 self.table.put(w.storage, value)
-            elif w.inside:
+            elif w.inside or origin.facts.regathers:
                 self.table.put(w.storage, Value(origin, w.storage.nbytes(), None))
             else:
                 self.table.pop(storage_key(w.storage), None)

@@ -181,7 +181,11 @@ def copy_of_storage(tensor: Tensor) -> Tensor:
 
 
 def _stale(value: Value, why: str, need: str, tape: Tape) -> StaleSourceError:
-    return StaleSourceError(
-        f"{tape.name_of(value)} {why} between forward and backward, and {need}. "
-        "Change a copy instead (x = x + 1, not x += 1), or change it after backward."
-    )
+    if value.origin is not None and value.origin.facts.regathers:
+        remedy = (
+            "Keep the inputs of every module that FSDP wraps, so that no recompute crosses from one to another: "
+            "lowtide.EveryN(1, layers=[the wrapped modules])."
+        )
+    else:
+        remedy = "Change a copy instead (x = x + 1, not x += 1), or change it after backward."
+    return StaleSourceError(f"{tape.name_of(value)} {why} between forward and backward, and {need}. {remedy}")

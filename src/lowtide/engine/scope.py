@@ -105,10 +105,11 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
         self._hooks = None
         recorder.table.clear()
         recorder.tape.layers = recorder.where.layers_entered
-        if kind is None and self.policy.needs_layers and not recorder.where.found_layers:
+        if kind is None and self.policy.needs_layers and not recorder.where.layers_entered:
             warnings.warn(
-                f"{self.policy!r} found no layers in this scope, so it had nothing to go by. "
-                "Call the whole model inside the scope, or name the layers: layers=[block, ...].",
+                f"{self.policy!r} met no layers in this scope, so it had nothing to go by. Call the whole model "
+                "inside the scope, or name the layers: layers=[block, ...]. (Layers compiled one by one are not "
+                "seen; a compiled region is recomputed or kept as a whole.)",
                 LowtideWarning,
                 stacklevel=2,
             )

@@ -104,9 +104,13 @@ class Value:
         if version_of(tensor) != self.version:
             return f"was modified in place (it is at version {version_of(tensor)}, forward used version {self.version})"
         storage = tensor.untyped_storage()
+        # FSDP frees a gathered parameter after forward and gathers it again, elsewhere, before backward.
+        regathered = self.origin is not None and self.origin.facts.regathers
         if storage.nbytes() != self.nbytes:
+            if regathered:
+                return "has been freed by FSDP until its own module's backward"
             return f"has another size ({storage.nbytes()} bytes, forward used {self.nbytes})"
-        if storage.data_ptr() != self.address:
+        if storage.data_ptr() != self.address and not regathered:
             return "was moved to other memory"
         return None
 

@@ -8,6 +8,7 @@ buffer) is found when it is next read, and is a source from then on. Roughly dou
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,5 +140,4 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _fingerprint(tensor: Tensor) -> int:
-    content = _bytes(tensor)
-    return int(torch.hash_tensor(content)) if content.numel() else 0
+    return zlib.crc32(_bytes(tensor).cpu().numpy())
