@@ -11,8 +11,39 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import chain as chain
+    from ._checkpoint import (
+        checkpoint as checkpoint,
+        checkpoint_sequential as checkpoint_sequential,
+    )
     from ._errors import (
         ArgumentError as ArgumentError,
+        BudgetError as BudgetError,
+        LowtideError as LowtideError,
+        LowtideWarning as LowtideWarning,
+        MissingCheckpointError as MissingCheckpointError,
+        MissingPackageError as MissingPackageError,
+        NothingToDoError as NothingToDoError,
+        ReplayMismatchError as ReplayMismatchError,
+        ScheduleError as ScheduleError,
+        StaleSourceError as StaleSourceError,
+    )
+    from .engine.effects import (
+        allow_replay as allow_replay,
+    )
+    from .engine.scope import (
+        report as report,
+        saving as saving,
+    )
+    from .policies import (
+        Decision as Decision,
+        EveryN as EveryN,
+        KeepAll as KeepAll,
+        KeepNone as KeepNone,
+        OpInfo as OpInfo,
+        Policy as Policy,
+        SaveOps as SaveOps,
+        Segments as Segments,
+        Selective as Selective,
     )
 
 __version__ = "0.1.0"
@@ -31,8 +62,8 @@ _HOMES = {
     "allow_replay": "engine.effects",
     "report": "engine.scope",
     "saving": "engine.scope",
-    "checkpoint": "checkpoint",
-    "checkpoint_sequential": "checkpoint",
+    "checkpoint": "_checkpoint",
+    "checkpoint_sequential": "_checkpoint",
     "Decision": "policies",
     "EveryN": "policies",
     "KeepAll": "policies",

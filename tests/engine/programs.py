@@ -37,9 +37,15 @@ class Machine:
     def fresh(cls) -> Machine:
         g = torch.Generator().manual_seed(7)
         make = lambda *s: torch.randn(*s, generator=g)
-        leaves = [make(ROWS, COLS).requires_grad_(), make(ROWS, COLS).requires_grad_(), make(COLS, COLS).mul_(0.1).requires_grad_()]
+        leaves = [
+            make(ROWS, COLS).requires_grad_(),
+            make(ROWS, COLS).requires_grad_(),
+            make(COLS, COLS).mul_(0.1).requires_grad_(),
+        ]
         frozen = make(ROWS, COLS)
-        return cls([*leaves[:2], frozen], leaves, make(ROWS, COLS), (torch.zeros(COLS), torch.ones(COLS)), make(ROWS, COLS))
+        return cls(
+            [*leaves[:2], frozen], leaves, make(ROWS, COLS), (torch.zeros(COLS), torch.ones(COLS)), make(ROWS, COLS)
+        )
 
     def pick(self, k: int, fits: Callable[[Tensor], bool] = lambda t: True) -> Tensor | None:
         candidates = [t for t in self.live if fits(t)]
@@ -84,61 +90,135 @@ class Sneaky(torch.autograd.Function):
 
 
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "sin": torch.sin, "exp": lambda t: torch.exp(t.clamp(-2, 2)), "tanh": torch.tanh, "sigmoid": torch.sigmoid,
-    "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "abs": torch.abs, "square": torch.square, "neg": torch.neg,
-    "sqrt": lambda t: (t.abs() + 1).sqrt(), "log": lambda t: (t.abs() + 1).log(), "softplus": F.softplus,
-    "leaky": F.leaky_relu, "hardswish": F.hardswish, "clone": torch.clone, "contiguous": lambda t: t.contiguous(),
-    "softmax": lambda t: t.softmax(-1), "log_softmax": lambda t: t.log_softmax(0), "cumsum": lambda t: t.cumsum(0),
-    "layer_norm": lambda t: F.layer_norm(t, t.shape[-1:]), "normalize": lambda t: F.normalize(t, dim=-1),
-    "sort": lambda t: t.sort(-1).values, "flip": lambda t: t.flip(0), "roll": lambda t: t.roll(3, -1),
-    "tril": lambda t: t.tril(), "scale": lambda t: t * 0.5 + 1, "pow": lambda t: t.clamp(-2, 2) ** 3,
-    "to_double_and_back": lambda t: t.double().sin().to(t.dtype), "bf16": lambda t: t.bfloat16().float(),
-    "cube_fn": Cube.apply, "sneaky_fn": Sneaky.apply, "detach": lambda t: t.detach(), "data": lambda t: t.data.clone(),
-    "dropout": lambda t: F.dropout(t, 0.3, True), "alpha_dropout": lambda t: F.alpha_dropout(t, 0.2, True),
-    "rrelu": lambda t: F.rrelu(t, training=True), "noise": lambda t: t + torch.rand_like(t),
-    "bernoulli": lambda t: t * torch.bernoulli(torch.full_like(t, 0.5)), "randn": lambda t: t * torch.randn(t.shape),
+    "sin": torch.sin,
+    "exp": lambda t: torch.exp(t.clamp(-2, 2)),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "abs": torch.abs,
+    "square": torch.square,
+    "neg": torch.neg,
+    "sqrt": lambda t: (t.abs() + 1).sqrt(),
+    "log": lambda t: (t.abs() + 1).log(),
+    "softplus": F.softplus,
+    "leaky": F.leaky_relu,
+    "hardswish": F.hardswish,
+    "clone": torch.clone,
+    "contiguous": lambda t: t.contiguous(),
+    "softmax": lambda t: t.softmax(-1),
+    "log_softmax": lambda t: t.log_softmax(0),
+    "cumsum": lambda t: t.cumsum(0),
+    "layer_norm": lambda t: F.layer_norm(t, t.shape[-1:]),
+    "normalize": lambda t: F.normalize(t, dim=-1),
+    "sort": lambda t: t.sort(-1).values,
+    "flip": lambda t: t.flip(0),
+    "roll": lambda t: t.roll(3, -1),
+    "tril": lambda t: t.tril(),
+    "scale": lambda t: t * 0.5 + 1,
+    "pow": lambda t: t.clamp(-2, 2) ** 3,
+    "to_double_and_back": lambda t: t.double().sin().to(t.dtype),
+    "bf16": lambda t: t.bfloat16().float(),
+    "cube_fn": Cube.apply,
+    "sneaky_fn": Sneaky.apply,
+    "detach": lambda t: t.detach(),
+    "data": lambda t: t.data.clone(),
+    "dropout": lambda t: F.dropout(t, 0.3, True),
+    "alpha_dropout": lambda t: F.alpha_dropout(t, 0.2, True),
+    "rrelu": lambda t: F.rrelu(t, training=True),
+    "noise": lambda t: t + torch.rand_like(t),
+    "bernoulli": lambda t: t * torch.bernoulli(torch.full_like(t, 0.5)),
+    "randn": lambda t: t * torch.randn(t.shape),
     "complex": lambda t: torch.view_as_real(torch.complex(t, t * 2).conj() * 1j).sum(-1),
-    "imag": lambda t: torch.complex(t, t.sin()).conj().imag * 2, "angle": lambda t: torch.complex(t, t + 1).abs(),
-}  # fmt: skip
+    "imag": lambda t: torch.complex(t, t.sin()).conj().imag * 2,
+    "angle": lambda t: torch.complex(t, t + 1).abs(),
+}
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transpose": lambda t: t.transpose(0, -1), "first_half": lambda t: t[: max(1, t.shape[0] // 2)],
-    "every_other": lambda t: t[..., ::2], "flatten": lambda t: t.reshape(-1), "unsqueeze": lambda t: t.unsqueeze(0),
-    "squeeze": lambda t: t.squeeze(), "chunk": lambda t: t.chunk(2, -1)[0], "unbind": lambda t: t.unbind(0)[-1],
-    "diagonal": lambda t: t.diagonal() if t.dim() >= 2 else t, "narrow": lambda t: t.narrow(-1, 0, max(1, t.shape[-1] - 1)),
-    "expand": lambda t: t.unsqueeze(0).expand(2, *t.shape), "view_as": lambda t: t.view_as(t),
-    "movedim": lambda t: t.movedim(0, -1), "as_strided": lambda t: t.contiguous().as_strided((2,), (1,)) if t.numel() > 2 else t,
-}  # fmt: skip
+    "transpose": lambda t: t.transpose(0, -1),
+    "first_half": lambda t: t[: max(1, t.shape[0] // 2)],
+    "every_other": lambda t: t[..., ::2],
+    "flatten": lambda t: t.reshape(-1),
+    "unsqueeze": lambda t: t.unsqueeze(0),
+    "squeeze": lambda t: t.squeeze(),
+    "chunk": lambda t: t.chunk(2, -1)[0],
+    "unbind": lambda t: t.unbind(0)[-1],
+    "diagonal": lambda t: t.diagonal() if t.dim() >= 2 else t,
+    "narrow": lambda t: t.narrow(-1, 0, max(1, t.shape[-1] - 1)),
+    "expand": lambda t: t.unsqueeze(0).expand(2, *t.shape),
+    "view_as": lambda t: t.view_as(t),
+    "movedim": lambda t: t.movedim(0, -1),
+    "as_strided": lambda t: t.contiguous().as_strided((2,), (1,)) if t.numel() > 2 else t,
+}
 
 REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": lambda t: t.sum(-1), "mean": lambda t: t.mean(0), "max": lambda t: t.max(-1).values, "amax": lambda t: t.amax(0),
-    "var": lambda t: t.var(-1, unbiased=False), "norm": lambda t: t.norm(dim=-1), "logsumexp": lambda t: t.logsumexp(-1),
-    "prod": lambda t: t.clamp(-1.1, 1.1)[..., :3].prod(-1), "topk": lambda t: t.topk(1, -1).values, "median": lambda t: t.median(-1).values,
-}  # fmt: skip
+    "sum": lambda t: t.sum(-1),
+    "mean": lambda t: t.mean(0),
+    "max": lambda t: t.max(-1).values,
+    "amax": lambda t: t.amax(0),
+    "var": lambda t: t.var(-1, unbiased=False),
+    "norm": lambda t: t.norm(dim=-1),
+    "logsumexp": lambda t: t.logsumexp(-1),
+    "prod": lambda t: t.clamp(-1.1, 1.1)[..., :3].prod(-1),
+    "topk": lambda t: t.topk(1, -1).values,
+    "median": lambda t: t.median(-1).values,
+}
 
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": lambda a, b: a / (b.abs() + 1), "maximum": torch.maximum,
-    "where": lambda a, b: torch.where(a > 0, a, b), "lerp": lambda a, b: torch.lerp(a, b, 0.3), "atan2": lambda a, b: torch.atan2(a, b + 3),
-    "cat": lambda a, b: torch.cat([a, b], -1), "stack": lambda a, b: torch.stack([a, b]).sum(0), "addcmul": lambda a, b: torch.addcmul(a, a, b),
-    "hypot": lambda a, b: torch.hypot(a + 5, b), "outer_sum": lambda a, b: a + b.mean(), "kl": lambda a, b: F.mse_loss(a, b, reduction="none"),
-}  # fmt: skip
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": lambda a, b: a / (b.abs() + 1),
+    "maximum": torch.maximum,
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.3),
+    "atan2": lambda a, b: torch.atan2(a, b + 3),
+    "cat": lambda a, b: torch.cat([a, b], -1),
+    "stack": lambda a, b: torch.stack([a, b]).sum(0),
+    "addcmul": lambda a, b: torch.addcmul(a, a, b),
+    "hypot": lambda a, b: torch.hypot(a + 5, b),
+    "outer_sum": lambda a, b: a + b.mean(),
+    "kl": lambda a, b: F.mse_loss(a, b, reduction="none"),
+}
 
 INPLACE: dict[str, Callable[[Tensor], Any]] = {
-    "relu_": lambda t: t.relu_(), "mul_": lambda t: t.mul_(0.7), "add_": lambda t: t.add_(1.0), "sigmoid_": lambda t: t.sigmoid_(),
-    "tanh_": lambda t: t.tanh_(), "zero_row": lambda t: t[0].zero_(), "fill_part": lambda t: t[..., :1].fill_(0.5),
-    "clamp_": lambda t: t.clamp_(-1, 1), "masked_fill_": lambda t: t.masked_fill_(t > 1, 0.25), "set_masked": lambda t: t.__setitem__(t < -1, -0.5),
-    "neg_": lambda t: t.neg_(), "square_half": lambda t: t[: max(1, t.shape[0] // 2)].square_(), "exp_": lambda t: t.clamp_(-1, 1).exp_(),
-    "dropout_": lambda t: F.dropout(t, 0.2, True, inplace=True), "bernoulli_": lambda t: t.bernoulli_(0.4), "normal_": lambda t: t.normal_(),
-    "zero_": lambda t: t.zero_(), "cumsum_": lambda t: t.cumsum_(0), "t_": lambda t: t.transpose_(0, -1), "self_add_": lambda t: t.add_(t),
-    "shift_": lambda t: t[1:].copy_(t[:-1].clone()) if t.shape[0] > 1 else None, "index_fill_": lambda t: t.index_fill_(0, torch.tensor([0]), 0.1),
-    "leaky_": lambda t: F.leaky_relu_(t, 0.1), "silu_": lambda t: F.silu(t, inplace=True),
-}  # fmt: skip
+    "relu_": lambda t: t.relu_(),
+    "mul_": lambda t: t.mul_(0.7),
+    "add_": lambda t: t.add_(1.0),
+    "sigmoid_": lambda t: t.sigmoid_(),
+    "tanh_": lambda t: t.tanh_(),
+    "zero_row": lambda t: t[0].zero_(),
+    "fill_part": lambda t: t[..., :1].fill_(0.5),
+    "clamp_": lambda t: t.clamp_(-1, 1),
+    "masked_fill_": lambda t: t.masked_fill_(t > 1, 0.25),
+    "set_masked": lambda t: t.__setitem__(t < -1, -0.5),
+    "neg_": lambda t: t.neg_(),
+    "square_half": lambda t: t[: max(1, t.shape[0] // 2)].square_(),
+    "exp_": lambda t: t.clamp_(-1, 1).exp_(),
+    "dropout_": lambda t: F.dropout(t, 0.2, True, inplace=True),
+    "bernoulli_": lambda t: t.bernoulli_(0.4),
+    "normal_": lambda t: t.normal_(),
+    "zero_": lambda t: t.zero_(),
+    "cumsum_": lambda t: t.cumsum_(0),
+    "t_": lambda t: t.transpose_(0, -1),
+    "self_add_": lambda t: t.add_(t),
+    "shift_": lambda t: t[1:].copy_(t[:-1].clone()) if t.shape[0] > 1 else None,
+    "index_fill_": lambda t: t.index_fill_(0, torch.tensor([0]), 0.1),
+    "leaky_": lambda t: F.leaky_relu_(t, 0.1),
+    "silu_": lambda t: F.silu(t, inplace=True),
+}
 
 INPLACE_BINARY: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "iadd": lambda a, b: a.add_(b), "imul": lambda a, b: a.mul_(b), "copy_": lambda a, b: a.copy_(b), "copy_part": lambda a, b: a[0].copy_(b[0]),
-    "lerp_": lambda a, b: a.lerp_(b, 0.5), "addcmul_": lambda a, b: a.addcmul_(b, b), "out": lambda a, b: torch.mul(b.detach(), 2, out=a) if not a.requires_grad else None,
+    "iadd": lambda a, b: a.add_(b),
+    "imul": lambda a, b: a.mul_(b),
+    "copy_": lambda a, b: a.copy_(b),
+    "copy_part": lambda a, b: a[0].copy_(b[0]),
+    "lerp_": lambda a, b: a.lerp_(b, 0.5),
+    "addcmul_": lambda a, b: a.addcmul_(b, b),
+    "out": lambda a, b: torch.mul(b.detach(), 2, out=a) if not a.requires_grad else None,
     "foreach": lambda a, b: torch._foreach_add_([a, a.detach().clone()], 1.0),
-}  # fmt: skip
+}
 
 
 def special_matmul(m: Machine, a: int, b: int) -> Tensor | None:
@@ -266,7 +346,9 @@ def special_loop(m: Machine, a: int, b: int) -> Tensor | None:
 
 def special_lowtide_checkpoint(m: Machine, a: int, b: int) -> Tensor | None:
     x = m.pick(a, is_float)
-    return None if x is None else lowtide.checkpoint(lambda t: F.dropout(t.sin(), 0.2, True).exp() * m.leaves[0].mean(), x)
+    return (
+        None if x is None else lowtide.checkpoint(lambda t: F.dropout(t.sin(), 0.2, True).exp() * m.leaves[0].mean(), x)
+    )
 
 
 def special_torch_checkpoint(m: Machine, a: int, b: int) -> Tensor | None:
@@ -350,8 +432,15 @@ class Instruction:
             m.live.append(out)
 
 
-TABLES = {"unary": UNARY, "view": VIEWS, "reduce": REDUCE, "binary": BINARY, "inplace": INPLACE,
-          "inplace_binary": INPLACE_BINARY, "special": SPECIAL}  # fmt: skip
+TABLES = {
+    "unary": UNARY,
+    "view": VIEWS,
+    "reduce": REDUCE,
+    "binary": BINARY,
+    "inplace": INPLACE,
+    "inplace_binary": INPLACE_BINARY,
+    "special": SPECIAL,
+}
 number = st.integers(0, 30)
 instructions = st.sampled_from([(k, n) for k, table in TABLES.items() for n in table]).flatmap(
     lambda kn: st.builds(Instruction, st.just(kn[0]), st.just(kn[1]), number, number)

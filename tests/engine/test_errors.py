@@ -21,7 +21,10 @@ def test_a_changed_parameter_is_named() -> None:
     with pytest.raises(lowtide.StaleSourceError) as caught:
         loss.backward()
     text = str(caught.value)
-    assert f"the parameter '2.weight' was modified in place (it is at version {used + 1}, forward used version {used})" in text
+    assert (
+        f"the parameter '2.weight' was modified in place (it is at version {used + 1}, forward used version {used})"
+        in text
+    )
     assert "aten.addmm.default in module '2' (op 3) has to be replayed with it" in text
     assert "Change a copy instead" in text
     assert isinstance(caught.value, RuntimeError)  # what plain PyTorch would raise
@@ -48,7 +51,7 @@ def test_a_changed_kept_value_is_named_by_its_op() -> None:
         loss = (y + 1).sin().sum()
     with torch.no_grad():
         y.zero_()
-    with pytest.raises(lowtide.StaleSourceError, match="made by aten.mm.default \\(op 0\\), was modified in place"):
+    with pytest.raises(lowtide.StaleSourceError, match=r"made by aten.mm.default \(op 0\), was modified in place"):
         loss.backward()
 
 
@@ -69,7 +72,7 @@ def test_a_kept_output_that_was_overwritten() -> None:
     with lowtide.saving(lowtide.KeepAll()):
         y = w.exp()
         y.mul_(2)
-    with pytest.raises(lowtide.StaleSourceError, match="made by aten.exp.default.*version 0 was saved") as caught:
+    with pytest.raises(lowtide.StaleSourceError, match=r"made by aten.exp.default.*version 0 was saved") as caught:
         y.sum().backward()
     assert "Modify a copy" in str(caught.value)
 
@@ -103,7 +106,10 @@ def test_report_before_anything_happened() -> None:
 
 def test_a_rule_without_layers_warns() -> None:
     x = torch.randn(3, requires_grad=True)
-    with pytest.warns(lowtide.LowtideWarning, match=r"EveryN\(n=2.*met no layers.*layers=\["), lowtide.saving(lowtide.EveryN(2)):
+    with (
+        pytest.warns(lowtide.LowtideWarning, match=r"EveryN\(n=2.*met no layers.*layers=\["),
+        lowtide.saving(lowtide.EveryN(2)),
+    ):
         x.sin().sum()
 
 

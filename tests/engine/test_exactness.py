@@ -151,7 +151,10 @@ CASES: dict[str, tuple[Any, Any]] = {
     "rnn": (lambda: Recurrent(nn.RNN), lambda: (torch.randn(3, 7, 12),)),
     "batch norm": (lambda: ConvNet(0.1, False), lambda: (torch.randn(4, 3, 16, 16),)),
     "batch norm without momentum, in place": (lambda: ConvNet(None, True), lambda: (torch.randn(4, 3, 16, 16),)),
-    "channels last": (lambda: ConvNet(0.1, True).to(memory_format=torch.channels_last), lambda: (torch.randn(4, 3, 16, 16).to(memory_format=torch.channels_last),)),
+    "channels last": (
+        lambda: ConvNet(0.1, True).to(memory_format=torch.channels_last),
+        lambda: (torch.randn(4, 3, 16, 16).to(memory_format=torch.channels_last),),
+    ),
     "attention": (lambda: Attention(), lambda: (torch.randn(2, 6, 16),)),
     "attention, fused": (lambda: Attention(need_weights=False), lambda: (torch.randn(2, 6, 16),)),
     "embeddings": (Bag, lambda: (torch.randint(0, 40, (5, 6)),)),
@@ -160,8 +163,11 @@ CASES: dict[str, tuple[Any, Any]] = {
     "torch checkpoint inside": (lambda: Checkpointed(False), lambda: (torch.randn(5, 8),)),
     "reentrant torch checkpoint inside": (lambda: Checkpointed(True), lambda: (torch.randn(5, 8, requires_grad=True),)),
     "autograd function": (WithFunction, lambda: (torch.randn(5, 8),)),
-    "transformer encoder layer": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2), lambda: (torch.randn(2, 6, 16),)),
-}  # fmt: skip
+    "transformer encoder layer": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2),
+        lambda: (torch.randn(2, 6, 16),),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -180,7 +186,9 @@ def test_exact_under_every_rule(name: str) -> None:
 
 def small_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.2)) for _ in range(4)))
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.2)) for _ in range(4))
+    )
 
 
 def test_several_training_steps_with_an_optimizer_and_accumulation() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 import lowtide
@@ -135,17 +134,23 @@ def test_repeated_blocks_are_found() -> None:
     stages = nn.ModuleList(nn.ModuleDict({"parts": nn.Sequential(Block(), Block())}) for _ in range(3))
     assert len(repeated_blocks(nn.ModuleDict({"stem": nn.Linear(2, 2), "stages": stages}))) == 6
     experts = nn.ModuleList(
-        nn.ModuleDict({"moe": nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(4))})}) for _ in range(3)
+        nn.ModuleDict({"moe": nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(4))})})
+        for _ in range(3)
     )
     assert repeated_blocks(experts) == list(experts)
     plain = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     assert repeated_blocks(plain) == list(plain)
     assert repeated_blocks(nn.Linear(2, 2)) == []
-    with_mlp = nn.ModuleList(nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2))}) for _ in range(3))
+    with_mlp = nn.ModuleList(
+        nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2))}) for _ in range(3)
+    )
     assert repeated_blocks(with_mlp) == list(with_mlp)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("gpt2", 3), ("t5", 4), ("bart", 4), ("resnet", 4), ("swin", 4), ("mixtral", 2), ("albert", 3), ("whisper", 4)])
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("gpt2", 3), ("t5", 4), ("bart", 4), ("resnet", 4), ("swin", 4), ("mixtral", 2), ("albert", 3), ("whisper", 4)],
+)
 def test_layers_of_real_models(name: str, layers: int) -> None:
     from .zoo import build
 
@@ -279,15 +284,28 @@ def test_combinations() -> None:
     assert [both.decide(i) is K for i in info] == [False, False, False, False, False, False, True, False]
     layered = lowtide.EveryN(2) | lowtide.EveryN(3)
     assert [layered.keeps_input_of(i) for i in range(7)] == [True, False, True, True, True, False, True]
-    assert [(lowtide.EveryN(2) & lowtide.EveryN(3)).keeps_input_of(i) for i in range(7)] == [i % 6 == 0 for i in range(7)]
+    assert [(lowtide.EveryN(2) & lowtide.EveryN(3)).keeps_input_of(i) for i in range(7)] == [
+        i % 6 == 0 for i in range(7)
+    ]
     assert (lowtide.Selective() | lowtide.EveryN(1, layers=Block)).layers is Block
     assert (lowtide.KeepAll() & lowtide.Selective()).needs_cost
     assert not layered.needs_cost
 
 
 def test_rules_are_frozen_and_comparable() -> None:
-    for policy in (lowtide.KeepAll(), lowtide.KeepNone(), lowtide.EveryN(2), lowtide.Selective(), lowtide.Segments([(0, 1)]), lowtide.SaveOps("mm")):
-        assert policy == dataclasses.replace(policy) if not isinstance(policy, (lowtide.Segments, lowtide.SaveOps)) else True
+    for policy in (
+        lowtide.KeepAll(),
+        lowtide.KeepNone(),
+        lowtide.EveryN(2),
+        lowtide.Selective(),
+        lowtide.Segments([(0, 1)]),
+        lowtide.SaveOps("mm"),
+    ):
+        assert (
+            policy == dataclasses.replace(policy)
+            if not isinstance(policy, (lowtide.Segments, lowtide.SaveOps))
+            else True
+        )
         assert type(policy).__name__ in repr(policy)
         assert "O(" in (type(policy).__doc__ or "") or isinstance(policy, lowtide.Selective)
         field = dataclasses.fields(policy)[0].name if dataclasses.fields(policy) else "anything"
@@ -302,7 +320,10 @@ def test_any_callable_is_a_policy() -> None:
         loss = x.sin().exp().sum()
     loss.backward()
     assert lowtide.report().replayed_ops == 2
-    with pytest.raises(lowtide.ArgumentError, match="return lowtide.Decision.KEEP or"), lowtide.saving(lambda op: True):
+    with (
+        pytest.raises(lowtide.ArgumentError, match=r"return lowtide.Decision.KEEP or"),
+        lowtide.saving(lambda op: True),
+    ):
         x.sin()
     for nonsense in (3, "KeepAll", None):
         with pytest.raises(lowtide.ArgumentError, match="is not a policy"):

@@ -107,13 +107,10 @@ def test_a_source_that_moved_is_an_error() -> None:
     x = torch.randn(64, requires_grad=True)
     with lowtide.saving(NONE):
         loss = x.sin().exp().sum()
-    x.untyped_storage().resize_(0)
-    filler = torch.zeros(64)  # takes the freed place, or not: either way x moves or its version does
+    x.untyped_storage().resize_(100_000)  # too large to stay where it was
     x.untyped_storage().resize_(256)
-    with pytest.raises(lowtide.StaleSourceError):
-        for _ in range(50):
-            if x.untyped_storage().data_ptr() != 0 and filler.data_ptr() != x.data_ptr():
-                loss.backward()
+    with pytest.raises(lowtide.StaleSourceError, match="was moved to other memory"):
+        loss.backward()
 
 
 def test_empty_then_filled_is_a_recipe() -> None:
@@ -270,7 +267,9 @@ def test_foreign_tensors_pass_through() -> None:
     class Wrapper(torch.Tensor):
         @staticmethod
         def __new__(cls, inner: torch.Tensor) -> Wrapper:
-            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad)
+            return torch.Tensor._make_wrapper_subclass(
+                cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad
+            )
 
         def __init__(self, inner: torch.Tensor) -> None:
             self.inner = inner
@@ -297,7 +296,9 @@ def test_foreign_tensors_pass_through() -> None:
         s = torch.eye(5).to_sparse()
         loss = torch.sparse.mm(s, dense.sin()).exp().sum()
     ours = torch.autograd.grad(loss, dense)[0]
-    assert torch.equal(ours, torch.autograd.grad(torch.sparse.mm(torch.eye(5).to_sparse(), dense.sin()).exp().sum(), dense)[0])
+    assert torch.equal(
+        ours, torch.autograd.grad(torch.sparse.mm(torch.eye(5).to_sparse(), dense.sin()).exp().sum(), dense)[0]
+    )
 
 
 def test_conjugate_and_negative_views() -> None:
@@ -378,7 +379,7 @@ def test_residual_stream_is_cut_at_layers() -> None:
     for policy, replayed_first in ((NONE, True), (lowtide.EveryN(1), False)):
         with lowtide.saving(policy):
             loss = model(x).square().sum()
-        loss.grad_fn.next_functions[0][0]._saved_self  # the last value
+        assert loss.grad_fn.next_functions[0][0]._saved_self is not None  # asks for the last value
         assert (lowtide.report().replayed_ops > 8) is replayed_first
 
 

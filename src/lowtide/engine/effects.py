@@ -80,7 +80,7 @@ class OpFacts:
         self.regathers = namespace == "fsdp"
         self.region = False
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
-        self.pinned = _why_not_replayed(namespace, packet)
+        self.pinned: str | None = _why_not_replayed(namespace, packet)
         # The common case, decided once: neither writes nor draws, and may be replayed.
         self.simple = not (self.writes or self.seeded or self.rebinds or self.pinned)
 
@@ -90,7 +90,7 @@ class OpFacts:
         self.writes = ()
         self.seeded = False
         self.region = self.name == "inductor_compiled_code"
-        self.pinned: str | None = "nothing tells what a higher-order op draws or writes"
+        self.pinned = "nothing tells what a higher-order op draws or writes"
         self.simple = False
 
     def writes_now(self, args: tuple[Any, ...]) -> bool:

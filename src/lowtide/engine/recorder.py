@@ -23,7 +23,7 @@ from .overwriting import Written, tensors_of
 from .replay import Handle
 from .tape import Tape
 from .torch_private import graph_task, is_wrapper, never_compile, storage_key, version_of
-from .values import Kept, Origin, Recipe, Ref, StorageTable, Tensor, Value, Write
+from .values import UNWATCHED, Kept, Origin, Recipe, Ref, StorageTable, Tensor, Value, Write
 from .verification import Verifier
 
 KEEP = Decision.KEEP
@@ -245,7 +245,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 targets = {id(w.tensor): w.target for w in writes}
         recipe = Recipe(func, origin, draw)
         refs: list[Ref] = []
-        noted = []
+        noted: list[Any] = []
         try:
             for a in args:
                 if isinstance(a, Tensor):
@@ -284,7 +284,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage is None:
             raise _ForeignArgumentError(f"it takes a {type(tensor).__name__} that the engine does not understand")
         value = self._known(storage)
-        if value is None or (value.version >= 0 and value.version != version_of(value.tensor)):
+        if value is None or (value.tensor is not None and value.version not in (UNWATCHED, version_of(value.tensor))):
             value = Value(None, storage.nbytes(), None)
             value.hold(tensor)
             self.table.put(storage, value)

@@ -74,7 +74,7 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, _unpack)
         hooks.__enter__()
         try:
-            recorder.__enter__()
+            recorder.__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
             hooks.__exit__()
             raise
@@ -100,7 +100,7 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
         assert self._hooks is not None
         _recorders.pop(threading.get_ident(), None)
         modules.untrack()
-        recorder.__exit__(kind, error, trace)
+        recorder.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(kind, error, trace)
         self._hooks = None
         recorder.table.clear()

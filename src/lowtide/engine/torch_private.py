@@ -72,7 +72,7 @@ def never_compile(function: Any) -> None:
 
 def is_wrapper(kind: type) -> bool:
     """Whether tensors of this class dispatch themselves and have no storage of their own (Rule 14)."""
-    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+    return getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl
 
 
 def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:

@@ -19,7 +19,7 @@ from .torch_private import storage_key, version_of, watched_alias
 
 Tensor = torch.Tensor
 
-_UNWATCHED = -1  # the version of a tensor that only the engine can reach
+UNWATCHED = -1  # the version of a tensor that only the engine can reach
 
 
 class Place(NamedTuple):
@@ -72,7 +72,7 @@ class Value:
         self.nbytes = nbytes
         self.recipe = recipe  # None: kept, or already made again
         self.tensor: Tensor | None = None
-        self.version = _UNWATCHED
+        self.version = UNWATCHED
         self.address = 0
         self.claims = 0  # how many recipes and handles have ever referred to it
         self.blank = False  # Rule 9: no recorded op has written it
@@ -93,13 +93,13 @@ class Value:
     def own(self, tensor: Tensor) -> None:
         """Hold memory that nobody else can reach: a copy, or what a replay made."""
         self.tensor = tensor
-        self.version = _UNWATCHED
+        self.version = UNWATCHED
         self.recipe = None
 
     def changed(self) -> str | None:
         """What happened to watched memory since it was held, or None (Rule 11)."""
         tensor = self.tensor
-        if self.version == _UNWATCHED or tensor is None:
+        if self.version == UNWATCHED or tensor is None:
             return None
         if version_of(tensor) != self.version:
             return f"was modified in place (it is at version {version_of(tensor)}, forward used version {self.version})"
@@ -149,7 +149,9 @@ class Ref:
         return tensor
 
 
-def view_of(base: Tensor, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
+def view_of(
+    base: Tensor, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int | torch.SymInt
+) -> Tensor:
     """A tensor of this geometry over `base`'s storage; an error where the storage is too small.
 
     `Tensor.set_` would grow the storage instead, and give garbage.

@@ -140,4 +140,4 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _fingerprint(tensor: Tensor) -> int:
-    return zlib.crc32(_bytes(tensor).cpu().numpy())
+    return zlib.crc32(_bytes(tensor).cpu().numpy().data)

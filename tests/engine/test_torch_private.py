@@ -1,0 +1,136 @@
+"""Every private name of torch that the engine stands on. If a release breaks one, this says which."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowtide.engine import torch_private as p
+
+
+def test_a_storage_is_one_object_while_it_lives() -> None:
+    x = torch.zeros(4)
+    gone = []
+    ref = weakref.ref(x.untyped_storage(), gone.append)
+    view = x[1:]
+    key = p.storage_key(x.untyped_storage())
+    assert p.storage_key(view.untyped_storage()) == key
+    assert ref() is view.untyped_storage()
+    del x
+    assert not gone
+    del view
+    assert gone == [ref]
+
+
+def test_version_of() -> None:
+    x = torch.zeros(4)
+    before = p.version_of(x)
+    x.add_(1)
+    assert p.version_of(x) == before + 1
+
+
+def test_graph_task() -> None:
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda g: seen.append(p.graph_task()))
+    x.sum().backward()
+    assert p.graph_task() == -1
+    assert seen[0] != -1
+
+
+def test_watched_alias_below_autograd() -> None:
+    aliases: list[torch.Tensor] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.sin.default:
+                aliases.append(p.watched_alias(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    y = torch.ones(3, requires_grad=True) * 2
+    with Mode():
+        y.sin()
+    (alias,) = aliases
+    assert alias.grad_fn is None
+    assert not alias.requires_grad
+    with torch.no_grad():
+        y.add_(1)
+    assert p.version_of(alias) == p.version_of(y) == 1
+    assert torch.equal(alias, y)
+
+
+def test_below_autograd() -> None:
+    w = torch.ones(2, 2, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (w @ w).dtype is torch.bfloat16
+        with p.below_autograd():
+            out = torch.ops.aten.mm.default(w, w)
+        assert out.dtype is torch.float32
+        assert not out.requires_grad
+        assert (w @ w).dtype is torch.bfloat16
+
+
+def test_modes_step_aside_for_one_backward_node() -> None:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    depths = []
+
+    class Probe(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, aside: bool) -> torch.Tensor:
+            ctx.aside = aside
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+            if ctx.aside:
+                p.step_aside(mode)
+            depths.append(torch._C._len_torch_dispatch_stack())
+            return g, None
+
+    x = torch.ones(2, requires_grad=True)
+    with Mode() as mode:
+        Probe.apply(Probe.apply(x, False), True).sum().backward()
+        assert torch._C._len_torch_dispatch_stack() == 1
+    assert depths == [0, 1]
+
+
+def test_without_modes() -> None:
+    class Refuses(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError
+
+    with Refuses(), p.without_modes():
+        torch.zeros(2) + 1
+
+
+def test_is_wrapper() -> None:
+    from torch.distributed.tensor import DTensor
+
+    class Plain(torch.Tensor):
+        pass
+
+    assert not p.is_wrapper(torch.Tensor)
+    assert not p.is_wrapper(torch.nn.Parameter)
+    assert not p.is_wrapper(Plain)
+    assert p.is_wrapper(DTensor)
+
+
+def test_schemas() -> None:
+    aten = torch.ops.aten
+    assert p.written_arguments(aten.add_.Tensor) == ((0, "self"),)
+    assert p.written_arguments(aten.mm.out) == ((2, "out"),)
+    assert p.written_arguments(aten.mm.default) == ()
+    assert p.returns_only_views(aten.transpose.int)
+    assert p.returns_only_views(aten.split.Tensor)
+    assert not p.returns_only_views(aten.clone.default)
+    assert not p.returns_only_views(aten.add_.Tensor)
+
+
+def test_never_compile() -> None:
+    p.never_compile(test_schemas)  # takes a function and does not raise

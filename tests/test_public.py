@@ -1,0 +1,91 @@
+"""The public face: one list, which is what there is; and the rooms that import no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lowtide
+from lowtide._units import format_bytes, parse_bytes
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    assert len(set(lowtide.__all__)) == len(lowtide.__all__)
+    for name in lowtide.__all__:
+        value = getattr(lowtide, name)
+        if name != "__version__":
+            assert value.__doc__, name
+    assert set(dir(lowtide)) == set(lowtide.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = lowtide.nonsense
+
+
+def test_the_type_checkers_list_is_the_real_one() -> None:
+    source = Path(lowtide.__file__).read_text()
+    block = source[source.index("if TYPE_CHECKING:") : source.index("__version__")]
+    listed = {line.split(" as ")[1].strip(" ,)") for line in block.splitlines() if " as " in line}
+    assert listed == set(lowtide.__all__) - {"__version__"}
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """Importing lowtide.x sets the attribute lowtide.x: a function must not share its name with a module."""
+    code = """
+import lowtide, pkgutil, importlib
+for module in pkgutil.walk_packages(lowtide.__path__, "lowtide."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print([n for n in lowtide.__all__ if n != "chain" and type(getattr(lowtide, n)).__name__ == "module"])
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_version() -> None:
+    assert lowtide.__version__ == importlib.metadata.version("lowtide")
+
+
+@pytest.mark.parametrize(
+    "room", ["lowtide", "lowtide.chain", "lowtide.policies", "lowtide.reporting.scope_report", "lowtide._units"]
+)
+def test_rooms_without_torch(room: str) -> None:
+    code = f"import sys, {room}; print([m for m in ('torch', 'jax') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("8 GiB", 2**33),
+        ("1.5kB", 1500),
+        (4096, 4096),
+        ("0.1 GB", 10**8),
+        ("512b", 512),
+        (" 2 MiB ", 2**21),
+        ("1 TiB", 2**40),
+    ],
+)
+def test_sizes(text: str | int, nbytes: int) -> None:
+    assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("nonsense", ["8", "GiB", "8 gigs", "-1 GB", "", "1e3 MB", "0 B"])
+def test_sizes_that_are_none(nonsense: str) -> None:
+    with pytest.raises(lowtide.ArgumentError, match="size"):
+        parse_bytes(nonsense)
+
+
+@pytest.mark.parametrize("nonsense", [0.5, 8.0, None, True, 0, -3])
+def test_bare_floats_are_refused(nonsense: object) -> None:
+    with pytest.raises(lowtide.ArgumentError):
+        parse_bytes(nonsense)  # type: ignore[arg-type]
+
+
+def test_sizes_for_people() -> None:
+    assert [format_bytes(n) for n in (0, 1023, 1024, 1536 * 1024, 2**33, 2**50)] == [
+        "0 B", "1023 B", "1.00 KiB", "1.50 MiB", "8.00 GiB", "1024.00 TiB",
+    ]  # fmt: skip
