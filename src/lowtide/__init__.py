@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._errors import (
         ArgumentError as ArgumentError,
         BudgetError as BudgetError,
+        DiskFullError as DiskFullError,
         LowtideError as LowtideError,
         LowtideWarning as LowtideWarning,
         MissingCheckpointError as MissingCheckpointError,
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ArgumentError": "_errors",
     "BudgetError": "_errors",
+    "DiskFullError": "_errors",
     "LowtideError": "_errors",
     "LowtideWarning": "_errors",
     "MissingCheckpointError": "_errors",

@@ -7,6 +7,7 @@ LowtideError
 ├── StaleSourceError       (RuntimeError)  something needed for a recompute has changed since
 ├── ReplayMismatchError    (RuntimeError)  a recompute gave something else than the first run
 ├── ScheduleError          (RuntimeError)  a chain schedule that breaks its own promises
+├── DiskFullError          (OSError)       a store on disk has no room left
 ├── MissingCheckpointError (LookupError)   a chain asked for something that was never stored
 └── MissingPackageError    (ImportError)   an optional package is not installed
 
@@ -51,6 +52,10 @@ class ReplayMismatchError(LowtideError, RuntimeError):
 
 class ScheduleError(LowtideError, RuntimeError):
     """A schedule asks for something that is not there, or exceeds what it was given."""
+
+
+class DiskFullError(LowtideError, OSError):
+    """A store on disk has no room; what it holds is untouched."""
 
 
 class MissingCheckpointError(LowtideError, LookupError):

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from lowtide import ArgumentError, BudgetError, LowtideError, MissingCheckpointError
-from lowtide.chain import ActivationStore, DiskFullError, StoreStats
+from lowtide import ArgumentError, BudgetError, DiskFullError, LowtideError, MissingCheckpointError
+from lowtide.chain import ActivationStore, StoreStats
 
 
 def array(nbytes, fill=0):
@@ -380,7 +380,8 @@ def test_a_full_disk_loses_nothing(tmp_path):
     resource = pytest.importorskip("resource")
     code = f"""
 import resource, signal, numpy as np, pytest
-from lowtide.chain import ActivationStore, DiskFullError
+from lowtide import DiskFullError
+from lowtide.chain import ActivationStore
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 store = ActivationStore(tier="disk", directory={str(tmp_path)!r})

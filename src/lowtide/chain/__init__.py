@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from . import schedules
 from ._accounts import StoredEntry, StoreStats
-from ._disk import DiskFullError
 from ._report import GradReport
 from ._taylor import TaylorResult, taylor_test
 from .adjoint import grad
@@ -15,7 +14,6 @@ __all__ = [
     "ActivationStore",
     "Checkpointer",
     "CheckpointerStats",
-    "DiskFullError",
     "GradReport",
     "StoreStats",
     "StoredEntry",

@@ -17,15 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._errors import ArgumentError, LowtideError
+from .._errors import ArgumentError, DiskFullError
 from .._units import format_bytes
 from ._arrays import Bytes
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-class DiskFullError(LowtideError, OSError):
-    """The disk tier has no room; what it holds is untouched."""
 
 
 class Extent(NamedTuple):

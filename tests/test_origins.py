@@ -1,14 +1,16 @@
-"""What five Rust modules promised for chains of layers, done for real, each under the name it had there.
+"""What five Rust modules promised, done for real, each feature under the name it had there.
 
 The names are those of scirs2-neural `training/backprop_efficient` (RecomputationPolicy,
 GradientCheckpointManager, EfficientBackprop, CpuActivationStore), kizzasi-model `gradient_checkpoint`
-(ActivationCheckpointer, CheckpointConfig) and yscv-autograd `checkpoint` (CheckpointConfig,
-plan_recomputation). What numr and ferrotorch-core do is a matter of autograd and tested elsewhere.
+(ActivationCheckpointer, CheckpointConfig), numr `autograd/checkpoint` (checkpoint), yscv-autograd `checkpoint`
+(CheckpointConfig, plan_recomputation) and ferrotorch-core `autograd/checkpoint` (checkpoint, checkpoint_multi).
 """
 
 import numpy as np
 import pytest
+import torch
 
+import lowtide
 from lowtide import BudgetError, EveryN, KeepAll, KeepNone, MissingCheckpointError, Segments, Selective
 from lowtide.chain import ActivationStore, Checkpointer
 
@@ -239,3 +241,132 @@ class TestYscvAutograd:
         grad = checkpointer.backward(np.ones_like(X), LAYERS, counting, backward)
         assert np.array_equal(grad, full_gradient())
         assert [count == 2 for count in calls] == rule.mask(len(LAYERS))
+
+
+class TestNumr:
+    """autograd/checkpoint: a function, recomputed in backward with the vector-Jacobian product."""
+
+    def test_single_input(self):
+        x = torch.randn(5, requires_grad=True)
+        lowtide.checkpoint(lambda t: t.sin().exp(), x).sum().backward()
+        assert torch.equal(x.grad, torch.autograd.grad(x.sin().exp().sum(), x)[0])
+        assert lowtide.report().replayed_ops > 0
+
+    def test_multiple_inputs(self):
+        a, b, c = (torch.randn(5, requires_grad=True) for _ in range(3))
+        f = lambda p, q, r: (p * q).tanh() * r.exp()
+        ours = torch.autograd.grad(lowtide.checkpoint(f, a, b, c).sum(), (a, b, c))
+        for mine, plain in zip(ours, torch.autograd.grad(f(a, b, c).sum(), (a, b, c)), strict=True):
+            assert torch.equal(mine, plain)
+
+    def test_chained(self):
+        x = torch.randn(5, requires_grad=True)
+        y = lowtide.checkpoint(torch.sin, lowtide.checkpoint(torch.exp, lowtide.checkpoint(torch.tanh, x)))
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(x.tanh().exp().sin().sum(), x)[0])
+
+    def test_vector_output(self):
+        x, v = torch.randn(5, requires_grad=True), torch.randn(5)
+        ours = torch.autograd.grad(lowtide.checkpoint(lambda t: t.sin().exp(), x), x, v)[0]
+        assert torch.equal(ours, torch.autograd.grad(x.sin().exp(), x, v)[0])
+
+    def test_several_outputs(self):
+        """There one output; here any."""
+        x = torch.randn(5, requires_grad=True)
+        a, b = lowtide.checkpoint(lambda t: (t.sin(), t.exp().cos()), x)
+        ours = torch.autograd.grad(a.sum() + b.sum(), x)[0]
+        assert torch.equal(ours, torch.autograd.grad(x.sin().sum() + x.exp().cos().sum(), x)[0])
+
+    def test_captured_parameters(self):
+        """There lost; here they get their gradients."""
+        w = torch.randn(5, requires_grad=True)
+        lowtide.checkpoint(lambda t: (t * w).sin(), torch.ones(5)).sum().backward()
+        assert torch.equal(w.grad, w.detach().cos())
+
+    def test_leaf_hooks_fire(self):
+        x, seen = torch.randn(5, requires_grad=True), []
+        x.register_hook(seen.append)
+        lowtide.checkpoint(lambda t: t.sin().exp(), x).sum().backward()
+        assert len(seen) == 1
+
+    def test_no_input_is_an_error_when_there_is_nothing_to_do(self):
+        with pytest.raises(lowtide.NothingToDoError, match="no tensors"):
+            lowtide.checkpoint(lambda: torch.ones(3))
+
+
+class TestYscvAutogradObeyed:
+    """checkpoint: the mask of recomputed nodes, which there nothing acted on."""
+
+    def test_segments_are_obeyed_by_the_engine(self):
+        x = torch.randn(10, requires_grad=True)
+        rule = Segments.uniform(6, 2)  # ops 0 to 2 and 3 to 5
+        with lowtide.saving(rule):
+            y = x
+            for _ in range(6):
+                y = y.sin()
+            loss = y.sum()
+        assert rule.mask(7) == [True] * 6 + [False]
+        assert lowtide.report().values_recomputed == 5  # all that is saved but x itself
+        loss.backward()
+        assert lowtide.report().replayed_ops == 5
+
+
+class TestFerrotorchCore:
+    """autograd/checkpoint."""
+
+    def test_checkpoint_multi_gives_gradients_only_where_asked(self):
+        a, b, c = torch.randn(4, requires_grad=True), torch.randn(4), torch.randn(4, requires_grad=True)
+        f = lambda p, q, r: (p * q).sin() * r
+        lowtide.checkpoint(f, a, b, c).sum().backward()
+        plain = torch.autograd.grad(f(a, b, c).sum(), (a, c))
+        assert torch.equal(a.grad, plain[0])
+        assert b.grad is None
+        assert torch.equal(c.grad, plain[1])
+
+    def test_random_numbers_on_the_cpu_are_reproduced(self):
+        x = torch.randn(3000, requires_grad=True)
+        f = lambda t: torch.nn.functional.dropout(t.exp(), 0.5, True)
+        torch.manual_seed(2)
+        plain = torch.autograd.grad(f(x).square().sum(), x)[0]
+        torch.manual_seed(2)
+        y = lowtide.checkpoint(f, x)
+        torch.rand(5)  # somebody else draws in between
+        assert torch.equal(torch.autograd.grad(y.square().sum(), x)[0], plain)
+
+    def test_generator_state_is_put_back_after_the_recompute(self):
+        x = torch.randn(3000, requires_grad=True)
+        y = lowtide.checkpoint(lambda t: torch.nn.functional.dropout(t, 0.5, True).exp(), x)
+        before = torch.get_rng_state()
+        y.sum().backward()
+        assert lowtide.report().replayed_ops > 0
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_generator_state_is_put_back_after_an_error(self):
+        x = torch.randn(3000, requires_grad=True)
+        y = lowtide.checkpoint(lambda t: torch.nn.functional.dropout(t, 0.5, True).exp() * t.sin(), x)
+        with torch.no_grad():
+            x.zero_()
+        before = torch.get_rng_state()
+        with pytest.raises(lowtide.StaleSourceError):
+            y.sum().backward()
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_worker_threads_keep_the_no_grad_flag(self):
+        """There lost; here a scope in one thread says nothing about another."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        x = torch.randn(4, requires_grad=True)
+
+        def work():
+            with torch.no_grad():
+                return lowtide.checkpoint(torch.sin, x).requires_grad
+
+        with ThreadPoolExecutor(1) as pool, lowtide.saving(KeepNone()):
+            assert pool.submit(work).result() is False
+
+    def test_input_changed_between_forward_and_backward_is_seen(self):
+        x = torch.randn(4, requires_grad=True)
+        y = lowtide.checkpoint(lambda t: t.sin().exp(), x)
+        with torch.no_grad():
+            x.add_(1)
+        with pytest.raises(lowtide.StaleSourceError, match="was modified in place"):
+            y.sum().backward()
