@@ -97,6 +97,19 @@ def test_every_n_keeps_the_input_of_every_nth_layer(n: int, kept_boundaries: int
     loss.backward()
 
 
+def test_a_layers_input_that_was_saved_before_counts_as_kept() -> None:
+    """tanh saves its output inside layer 0; then it turns out to be the input of layer 1."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
+    x = torch.randn(4, 8)
+    with lowtide.saving(lowtide.EveryN(1)):
+        loss = model(x).square().sum()
+    report = lowtide.report()
+    assert (report.values_kept, report.values_recomputed) == (3, 0)
+    assert report.bytes_kept == 3 * 4 * 8 * 4
+    loss.backward()
+    assert lowtide.report().replayed_ops == 0
+
+
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2"])
 def test_every_n_refuses_nonsense(n: Any) -> None:
     with pytest.raises(lowtide.ArgumentError, match="n must be an int ≥ 1"):

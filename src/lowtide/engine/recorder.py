@@ -289,8 +289,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             value.hold(tensor)
             self.table.put(storage, value)
         elif value.tensor is None and (value.recipe is None or value.blank or self._is_boundary(value)):
-            value.hold(tensor)
-            self.table.put(storage, value)
+            self._keep(value, tensor, storage)
         value.claims += 1
         return Ref(value, tensor)
 
@@ -304,6 +303,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self.table[entry.key]  # Rule 9: somebody else wrote it, so it is a source now
             return None
         return value
+
+    def _keep(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
+        """Hold a value from now on, whatever was decided when it was made."""
+        if value.counted and value.recipe is not None:
+            self.tape.count_kept_after_all(value)
+        value.hold(tensor)
+        self.table.put(storage, value)
 
     def _is_boundary(self, value: Value) -> bool:
         """Whether a value crosses into a layer whose inputs are kept."""
@@ -352,8 +358,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tape.outside_values += 1
             return Kept(tensor, None)
         if value.recipe is not None and (value.blank or self._is_boundary(value)):
-            value.hold(tensor)
-            self.table.put(storage, value)
+            self._keep(value, tensor, storage)
         if not value.counted:
             self.tape.count_saved(value)
         if value.recipe is None:

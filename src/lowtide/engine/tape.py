@@ -57,6 +57,13 @@ class Tape:
             self.recomputed_values += 1
             self.recomputed_bytes += value.nbytes
 
+    def count_kept_after_all(self, value: Value) -> None:
+        """A value that was counted as recomputed turns out to be a layer's input."""
+        self.recomputed_values -= 1
+        self.recomputed_bytes -= value.nbytes
+        self.kept_values += 1
+        self.kept_bytes += value.nbytes
+
     def name_of(self, value: Value) -> str:
         """A value for error messages: a parameter's name, the op that made it, or its shape."""
         tensor = value.tensor
