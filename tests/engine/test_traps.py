@@ -189,6 +189,20 @@ def test_out_variants() -> None:
     assert lowtide.report().values_recomputed >= 1
 
 
+def test_a_tensor_copied_onto_itself() -> None:
+    x = torch.randn(300, requires_grad=True)
+
+    def f() -> torch.Tensor:
+        y = x.sin()
+        y.copy_(y)
+        with torch.no_grad():
+            z = x.cos()
+            torch.add(z, z, out=z)
+        return (y.sin() * z).sum()
+
+    assert torch.equal(grad_of(f, x)[0], torch.autograd.grad(f(), x)[0])
+
+
 def test_in_place_on_what_a_recipe_needs_copies_it_first() -> None:
     buffer = torch.ones(100)
     x = torch.randn(100, requires_grad=True)
@@ -399,3 +413,21 @@ def test_dropout_in_every_place_is_drawn_once() -> None:
     torch.manual_seed(4)
     assert torch.equal(grad_of(f, x)[0], plain)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_inference_tensors_and_quantised_ones() -> None:
+    x = torch.randn(200, requires_grad=True)
+
+    def f() -> torch.Tensor:
+        with torch.inference_mode():
+            shift = torch.arange(200) * 0.5
+        q = torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8)
+        return ((x + shift).sin() * q.dequantize()).exp().sum()
+
+    plain = torch.autograd.grad(f(), x)[0]
+    for policy in (NONE, lowtide.KeepAll(), lowtide.Segments([(0, 2)]), lowtide.Segments([(2, 9)])):
+        assert torch.equal(grad_of(f, x, scope=lowtide.saving(policy))[0], plain)
+
+
+def test_facts_hold_their_op_so_that_ids_stay_unique() -> None:
+    assert facts_of(aten.sin.default).func is aten.sin.default

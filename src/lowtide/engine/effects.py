@@ -40,7 +40,9 @@ _COLLECTIVES = {
     "symm_mem",
     "fsdp",
 }
-_PURE = {"aten", "prims", "torchvision", "torchaudio", "quantized", "mkldnn", "xformers", "flash_attn"}
+_PURE = {"aten", "prims", "torchvision", "torchaudio", "mkldnn", "xformers", "flash_attn"}
+# What these make is more than a geometry over bytes: a quantised tensor carries its scales.
+_QUANTISERS = ("aten.quantize_", "aten._empty_affine_quantized", "aten._make_per_")
 _allowed: set[str] = set()
 
 
@@ -49,6 +51,7 @@ class OpFacts:
 
     __slots__ = (
         "blank",
+        "func",
         "name",
         "overwrites",
         "pinned",
@@ -63,6 +66,7 @@ class OpFacts:
     )
 
     def __init__(self, func: Any) -> None:
+        self.func = func  # held, so that its id stays its own
         if not isinstance(func, torch._ops.OpOverload):
             self._learn_higher_order(func)
             return
@@ -131,6 +135,8 @@ def _is_pure_call(target: Any) -> bool:
 def _why_not_replayed(namespace: str, packet: str) -> str | None:
     if namespace in _COLLECTIVES:
         return "a collective or communication op is never replayed"
+    if packet.startswith(_QUANTISERS):
+        return "a quantised tensor is more than its bytes"
     if namespace in _PURE or packet in _allowed or namespace in _allowed:
         return None
     return (
@@ -139,7 +145,7 @@ def _why_not_replayed(namespace: str, packet: str) -> str | None:
     )
 
 
-# By id, because an op's own hash is a Python call; ops live as long as the process.
+# By id, because an op's own hash is a Python call; the facts hold the op.
 FACTS: dict[int, OpFacts] = {}
 
 

@@ -62,7 +62,7 @@ def _prepare_one(
     rescue(value, tape)
     if facts.statistics:
         return Written(tensor, Scratch(tensor), None, alone, inside)
-    if facts.overwrites and _covers(tensor, storage) and not _reads(storage, tensor, args, kwargs):
+    if facts.overwrites and _covers(tensor, storage) and not _reads(storage, facts, args, kwargs):
         return Written(tensor, Scratch(tensor), value if inside else None, alone, inside)
     if value is not None and value.recipe is not None and not value.blank:
         value.claims += 1
@@ -110,10 +110,16 @@ def _covers(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
     return True
 
 
-def _reads(storage: torch.UntypedStorage, written: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the op also reads the storage, through another argument."""
+def _reads(storage: torch.UntypedStorage, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the op also reads the storage that it writes, through another argument (`y.copy_(y)`)."""
+    written = {i for i, _ in facts.writes}
+    names = {name for _, name in facts.writes}
+    read = tensors_of(
+        tuple(a for i, a in enumerate(args) if i not in written),
+        {name: a for name, a in kwargs.items() if name not in names},
+    )
     key = storage_key(storage)
-    return any(t is not written and _key_or_none(t) == key for t in tensors_of(args, kwargs))
+    return any(_key_or_none(t) == key for t in read)
 
 
 def _key_or_none(tensor: Tensor) -> int | None:

@@ -90,7 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._forget(facts, args, kwargs)
                 return func(*args, **kwargs)
             if facts.writes_now(args):
-                if not all(self._storage(t) for t in overwriting.written_by(facts, args, kwargs)):
+                if any(self._storage(t) is None for t in overwriting.written_by(facts, args, kwargs)):
                     return func(*args, **kwargs)
                 writes = overwriting.prepare(self.table, self.tape, facts, args, kwargs)
                 if self.verifier is not None:

@@ -85,7 +85,8 @@ class Value:
         """Hold the user's memory from now on, and watch it (Rules 5 and 11)."""
         saved = self.alias() if self.alias is not None else None
         self.tensor = saved if saved is not None else watched_alias(tensor)
-        self.version = version_of(self.tensor)
+        # Inference tensors count no versions, and cannot be written where it would matter.
+        self.version = UNWATCHED if tensor.is_inference() else version_of(self.tensor)
         self.address = tensor.untyped_storage().data_ptr()
         self.recipe = None
         self.blank = False
@@ -156,6 +157,8 @@ def view_of(
 
     `Tensor.set_` would grow the storage instead, and give garbage.
     """
+    if base.is_quantized:
+        raise ReplayMismatchError("a view of a quantised tensor cannot be made from its bytes: keep what uses it")
     storage = base.untyped_storage()
     last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else offset - 1
     if (last + 1) * dtype.itemsize > storage.nbytes():
