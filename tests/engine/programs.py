@@ -459,6 +459,32 @@ def by_hash(salt: int, share: int) -> Callable[[lowtide.OpInfo], lowtide.Decisio
     return decide
 
 
+class Layer(torch.nn.Module):
+    """A few instructions of a program as a module, for the policies that go by layers."""
+
+    def __init__(self, instructions: list[Instruction]) -> None:
+        super().__init__()
+        self.instructions = instructions
+
+    def forward(self, machine: Machine) -> None:
+        for instruction in self.instructions:
+            instruction.run(machine)
+
+
+def run_in_layers(program: list[Instruction], machine: Machine, length: int = 3) -> None:
+    """Run a program, its first instruction outside all layers."""
+    for instruction in program[:1]:
+        instruction.run(machine)
+    for start in range(1, len(program), length):
+        Layer(program[start : start + length])(machine)
+
+
+layered = st.one_of(
+    st.builds(lambda n: lowtide.EveryN(n, layers=Layer), st.integers(1, 3)),
+    st.lists(st.sampled_from(["sin", "mul", "add", "exp", "copy_", "bernoulli_", "relu_"]), max_size=3).map(
+        lambda ops: lowtide.SaveOps(ops, layers=Layer)
+    ),
+)
 policies = st.one_of(
     st.just(lowtide.KeepNone()),
     st.just(lowtide.KeepAll()),
@@ -466,4 +492,6 @@ policies = st.one_of(
     st.builds(lambda n, k: lowtide.Segments.uniform(n, k), st.integers(0, 40), st.integers(0, 5)),
     st.lists(st.integers(0, 40), max_size=3).map(lambda xs: lowtide.Segments([(x, x + 6) for x in xs])),
     st.builds(by_hash, st.integers(0, 1000), st.sampled_from([15, 50, 85])),
+    layered,
+    st.builds(lambda a, b: a | b, layered, st.builds(by_hash, st.integers(0, 1000), st.just(15))),
 )
