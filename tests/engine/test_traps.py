@@ -107,8 +107,13 @@ def test_a_source_that_moved_is_an_error() -> None:
     x = torch.randn(64, requires_grad=True)
     with lowtide.saving(NONE):
         loss = x.sin().exp().sum()
-    x.untyped_storage().resize_(100_000)  # too large to stay where it was
+    was = x.data_ptr()
+    x.untyped_storage().resize_(1_000_000)  # too large to stay where it was
+    fillers = []
+    while was not in [f.data_ptr() for f in fillers]:
+        fillers.append(torch.zeros(64))  # until one takes the freed place
     x.untyped_storage().resize_(256)
+    assert x.data_ptr() != was
     with pytest.raises(lowtide.StaleSourceError, match="was moved to other memory"):
         loss.backward()
 
@@ -431,3 +436,12 @@ def test_inference_tensors_and_quantised_ones() -> None:
 
 def test_facts_hold_their_op_so_that_ids_stay_unique() -> None:
     assert facts_of(aten.sin.default).func is aten.sin.default
+
+
+def test_ops_known_not_to_repeat_are_never_replayed() -> None:
+    assert "hidden generator" in (facts_of(aten._cudnn_rnn.default).pinned or "")
+    assert facts_of(aten.mm.default).pinned is None
+
+    torch.library.define("lowtide_test::shaky", "(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_bitwise,))
+    lowtide.allow_replay("lowtide_test::shaky")
+    assert "same bits twice" in (facts_of(torch.ops.lowtide_test.shaky.default).pinned or "")

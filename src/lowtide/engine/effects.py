@@ -31,6 +31,9 @@ _OVERWRITERS = {"aten.fill_", "aten.zero_", "aten.copy_", "aten.bernoulli_", "at
 # Ops that change which memory a tensor has, not what a storage contains.
 _REBINDING = {"aten.set_", "aten.resize_", "aten.resize_as_", "aten._resize_output_", "aten.set_data"}
 
+# Recurrent layers of cuDNN and MIOpen draw their dropout from a state of their own, which no generator shows.
+_HIDDEN_GENERATORS = {"aten._cudnn_rnn", "aten.miopen_rnn", "aten._cudnn_init_dropout_state"}
+
 # Rule 12. Besides these, any namespace not listed in _PURE is left alone unless the user allows it.
 _COLLECTIVES = {
     "c10d",
@@ -85,6 +88,10 @@ class OpFacts:
         self.region = False
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
         self.pinned: str | None = _why_not_replayed(namespace, packet)
+        if torch.Tag.maybe_aliasing_or_mutating in func.tags:
+            self.pinned = "its schema cannot tell what it writes"
+        elif torch.Tag.nondeterministic_bitwise in func.tags:
+            self.pinned = "torch says that it does not give the same bits twice"
         # The common case, decided once: neither writes nor draws, and may be replayed.
         self.simple = not (self.writes or self.seeded or self.rebinds or self.pinned)
 
@@ -135,6 +142,8 @@ def _is_pure_call(target: Any) -> bool:
 def _why_not_replayed(namespace: str, packet: str) -> str | None:
     if namespace in _COLLECTIVES:
         return "a collective or communication op is never replayed"
+    if packet in _HIDDEN_GENERATORS:
+        return "it may draw from a hidden generator"
     if packet.startswith(_QUANTISERS):
         return "a quantised tensor is more than its bytes"
     if namespace in _PURE or packet in _allowed or namespace in _allowed:
