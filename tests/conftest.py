@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+import sys
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    import sys
-
+def one_thread() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-    yield
-    gc.collect()

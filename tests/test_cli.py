@@ -49,9 +49,9 @@ def test_the_demo_trains_and_tells_the_truth() -> None:
     share = {line.split("│")[1].strip(): line.split("│")[3].strip() for line in text.splitlines() if "%" in line}
     assert share["plain PyTorch"] == "100 %"
     percent = {k: int(v.removesuffix(" %")) for k, v in share.items()}
-    # Two layers: EveryN(2) has both in one segment, and hardly saves.
-    assert percent["lowtide EveryN(1)"] < percent["lowtide SaveOps(matmuls)"] < 80
-    assert percent["lowtide EveryN(2)"] <= 100
+    assert percent["lowtide EveryN(1)"] < 80
+    assert percent["lowtide SaveOps(matmuls)"] < 80
+    assert percent["lowtide EveryN(2)"] <= 100  # two layers in one segment: hardly a saving
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

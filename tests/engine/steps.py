@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +51,6 @@ def run_step(
     before = {k: v.detach().clone() for k, v in [*model.named_buffers(), *model.named_parameters()]}
     model.zero_grad(set_to_none=True)
     torch.manual_seed(seed)
-    gc.collect()
     base = [*model.parameters(), *model.buffers(), *(t for t in tree_leaves(batch) if isinstance(t, torch.Tensor))]
     with PeakMeter(base) as meter:
         with scope or contextlib.nullcontext():
