@@ -166,6 +166,17 @@ def test_a_loop_of_steps_inside_one_scope_does_not_grow() -> None:
     assert counts[-1] == counts[2]
 
 
+def test_many_models_in_one_scope_leave_no_trace() -> None:
+    from lowtide.engine.modules import Map
+
+    x = torch.randn(2, 4, requires_grad=True)
+    with lowtide.saving(lowtide.EveryN(1)):
+        for _ in range(20):
+            nn.Linear(4, 4)(x).sum().backward()
+        gc.collect()
+        assert sum(type(o) is Map for o in gc.get_objects()) <= 1
+
+
 def gpt(layers: int) -> tuple[nn.Module, dict[str, Any]]:
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)

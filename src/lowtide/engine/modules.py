@@ -7,6 +7,7 @@ change nothing, and fold away under `torch.compile`.
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -20,10 +21,9 @@ from .values import Place
 
 
 class Map:
-    """Names and layers of one root module. Made anew a scope: models change outside_layers steps."""
+    """Names and layers of one root module. Made anew a scope: models change between steps."""
 
     def __init__(self, root: nn.Module, policy: Policy) -> None:
-        self.root = root
         self.names = {id(m): name for name, m in root.named_modules()}
         self.layers: set[int] = set()
         if policy.needs_layers:
@@ -42,13 +42,13 @@ class Whereabouts:
         self.layers_entered = 0
         self._stack: list[Place] = []
         self._map: Map | None = None
+        self._maps: dict[int, tuple[weakref.ref[nn.Module], Map]] = {}
 
     def enter(self, module: nn.Module) -> None:
         """A module's forward begins."""
         here = self.place
-        if not self._stack and (self._map is None or self._map.root is not module):
-            self._map = Map(module, self.policy)
-            self._tape.saw_root(module)
+        if not self._stack:
+            self._map = self._map_of(module)
         self._stack.append(here)
         assert self._map is not None
         path = self._map.names.get(id(module))
@@ -60,6 +60,14 @@ class Whereabouts:
             self.place = Place(path, layer, self.policy.keeps_input_of(layer), False)
         else:
             self.place = Place(path, here.layer, here.keeps_inputs, here.layer is None and bool(self._map.layers))
+
+    def _map_of(self, root: nn.Module) -> Map:
+        key, maps = id(root), self._maps
+        known = maps.get(key)
+        if known is None:
+            self._tape.saw_root(root)
+            known = maps[key] = weakref.ref(root, lambda _: maps.pop(key, None)), Map(root, self.policy)
+        return known[1]
 
     def leave(self) -> None:
         """A module's forward ends, also by an exception."""

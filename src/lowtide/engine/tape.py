@@ -39,6 +39,7 @@ class Tape:
 
     def saw_root(self, root: torch.nn.Module) -> None:
         """Remember a model, to be able to call its parameters by name in an error."""
+        self._roots = [ref for ref in self._roots if ref() is not None]
         self._roots.append(weakref.ref(root))
 
     def pin(self, origin: Origin, why: str) -> None:
