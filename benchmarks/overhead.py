@@ -1,6 +1,6 @@
 """What the engine itself costs: per recorded op, per replayed op, and on a whole GPT-2 step.
 
-    python -m benchmarks.overhead [--rounds N] [--skip-gpt2]
+    python -m benchmarks.overhead [--rounds N] [--gpt2-rounds N] [--default-allocator]
 
 One thread. All variants are run in turn, round by round, and minima are compared, because the machine may
 be shared. Per-op figures are on 8 × 8 matrices, where the kernels cost next to nothing.
@@ -12,7 +12,9 @@ import argparse
 import contextlib
 import functools
 import gc
+import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -25,7 +27,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import lowtide
 
 OPS = 1000
-aten = torch.ops.aten
+PRODUCT = torch.ops.aten.mul.Tensor
+# glibc gives large blocks back to the system and faults them in again; which of them, differs from step to
+# step and costs more than what is measured here. So it is told to keep them, for all variants alike.
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str(2**40)}
 
 
 class PassThrough(TorchDispatchMode):
@@ -36,14 +41,18 @@ class PassThrough(TorchDispatchMode):
 
 
 def keep_products(op: lowtide.OpInfo) -> lowtide.Decision:
-    return lowtide.Decision.KEEP if op.func is aten.mul.Tensor else lowtide.Decision.RECOMPUTE
+    return lowtide.Decision.KEEP if op.func is PRODUCT else lowtide.Decision.RECOMPUTE
 
 
 def sac_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op is aten.mul.Tensor else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if op is PRODUCT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 Scope = Callable[[], AbstractContextManager[Any]]
+
+
+def identity_hooks() -> AbstractContextManager[Any]:
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
 def in_scope(scope: Scope) -> Callable[[Callable[[], Any]], Any]:
@@ -59,10 +68,7 @@ VARIANTS: dict[str, tuple[Callable[[Callable[[], Any]], Any], int]] = {
     # name: (how forward is called, how many of the ops are made again in backward)
     "plain": (lambda f: f(), 0),
     "a mode that does nothing": (in_scope(PassThrough), 0),
-    "identity saved-tensor hooks": (
-        in_scope(lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)),
-        0,
-    ),
+    "identity saved-tensor hooks": (in_scope(identity_hooks), 0),
     "lowtide KeepAll": (in_scope(lambda: lowtide.saving(lowtide.KeepAll())), 0),
     "lowtide KeepNone": (in_scope(lambda: lowtide.saving(lowtide.KeepNone())), OPS),
     "lowtide, keep products": (in_scope(lambda: lowtide.saving(keep_products)), OPS // 2),
@@ -121,13 +127,14 @@ def gpt2(rounds: int) -> None:
     ids = torch.randint(0, 50257, (2, 256))
     scopes: dict[str, Scope] = {
         "plain": contextlib.nullcontext,
+        "identity saved-tensor hooks": identity_hooks,
         "lowtide KeepAll": lambda: lowtide.saving(lowtide.KeepAll()),
         "lowtide EveryN(1)": lambda: lowtide.saving(lowtide.EveryN(1)),
         "torch checkpoint, every block": contextlib.nullcontext,
     }
     best = {name: float("inf") for name in scopes}
-    for _ in range(rounds):
-        for name, scope in scopes.items():
+    for k in range(rounds):
+        for name, scope in list(scopes.items())[:: 1 if k % 2 else -1]:
             if name.startswith("torch"):
                 model.gradient_checkpointing_enable({"use_reentrant": False})
             model.zero_grad(set_to_none=True)
@@ -147,10 +154,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="rounds of the per-op part (default 15)")
     parser.add_argument("--gpt2-rounds", type=int, default=7, help="rounds of the GPT-2 part (default 7; 0 skips it)")
+    parser.add_argument("--default-allocator", action="store_true", help="leave glibc's allocator as it is")
     options = parser.parse_args()
+    if not options.default_allocator and not ALLOCATOR.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.overhead", *sys.argv[1:]], os.environ | ALLOCATOR)
     torch.set_num_threads(1)
     print(f"lowtide {lowtide.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
-          f"{platform.machine()} CPU, 1 thread")  # fmt: skip
+          f"{platform.machine()} CPU, 1 thread, "
+          f"allocator {'as it is' if options.default_allocator else 'keeping freed memory'}")  # fmt: skip
     per_op(options.rounds)
     if options.gpt2_rounds:
         gpt2(options.gpt2_rounds)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
 """What identifies a storage while it lives: the address of its C++ object."""
@@ -37,14 +38,20 @@ def watched_alias(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
 
-def without_history(tensor: torch.Tensor) -> torch.Tensor:
-    """The same as `watched_alias`, but called where autograd is at work, by its saved-tensor hooks.
+_next_node: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
-    Past the dispatch modes: through the recorder it would cost three times as much.
+
+def without_history(tensor: torch.Tensor) -> torch.Tensor:
+    """What a saved-tensor hook may hold of the tensor it is given, without holding itself for ever.
+
+    An input may be held as it is: its history is that of the node that saves it anyway. An output has that
+    very node as its history, and must be held without. It is an output if its node is the newest one; custom
+    functions may have made others since.
     """
-    if not tensor.requires_grad or tensor.is_leaf:
+    node: Any = tensor.grad_fn
+    if node is None or not (node._sequence_nr() == _next_node() - 1 or isinstance(node, BackwardCFunction)):
         return tensor
-    with torch._C._DisableTorchDispatch():
+    with torch._C._DisableTorchDispatch():  # past the recorder, through which it would cost three times as much
         return tensor.detach()
 
 
