@@ -1,0 +1,50 @@
+"""Bools, eight to a byte.
+
+Eight bools are one 64-bit word, and a multiplication gathers their bits into its top byte, or spreads a byte
+over the word: a few ordinary torch ops, on any device. The two directions agree on machines of either byte
+order, but a packed map is not portable between them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ._contract import Tensor
+
+# A bool at bit 8i is moved to bit 56 + i by 2^(56 - 7i); no two of the 64 products meet, so nothing carries.
+_GATHER = sum(2 ** (56 - 7 * i) for i in range(8))
+_SPREAD = 0x0101010101010101
+_DIAGONAL = 0x8040201008040201 - 2**64  # byte i of the word keeps bit i
+
+
+def packed_length(count: int) -> int:
+    """How many bytes so many bools take."""
+    return (count + 7) // 8
+
+
+def pack_bits(flags: Tensor) -> Tensor:
+    """Some bools, packed; the last byte is filled up with False."""
+    missing = -len(flags) % 8
+    if missing or flags.storage_offset() % 8:
+        flags = torch.cat([flags, torch.zeros(missing, dtype=torch.bool, device=flags.device)])
+    words: Tensor = flags.view(torch.int64) * _GATHER
+    words >>= 56
+    words &= 0xFF  # the shift carries the sign along
+    return words.to(torch.uint8)
+
+
+def unpack_bits(packed: Tensor, piece: slice) -> Tensor:
+    """The bools of one of the `pieces`."""
+    words = packed[piece.start // 8 : packed_length(piece.stop)].to(torch.int64)
+    words *= _SPREAD
+    words &= _DIAGONAL
+    # A cast to bool asks whether there is any bit; on a CPU it is ten times as fast as `!= 0`.
+    return words.view(torch.uint8)[: piece.stop - piece.start].to(torch.bool)
+
+
+def places_of(flags: Tensor) -> Tensor:
+    """Where the bools are True."""
+    if flags.device.type == "cpu":  # NumPy does it eight times as fast
+        return torch.from_numpy(np.flatnonzero(flags.numpy()))
+    return flags.nonzero().squeeze(1)

@@ -1,0 +1,25 @@
+"""Where values wait: one tier a file behind one contract (`Store`).
+
+DeviceStore holds them where they are, HostStore in pinned host memory, DiskStore in a private spill file;
+MemoryDouble is for tests. They store tensors and know nothing of plans.
+"""
+
+from __future__ import annotations
+
+from ._contract import DamagedValueError, Store, StoreError, StoreStats, Ticket
+from .device import DeviceStore
+from .disk import DiskStore
+from .host import HostStore
+from .memory_double import MemoryDouble
+
+__all__ = [
+    "DamagedValueError",
+    "DeviceStore",
+    "DiskStore",
+    "HostStore",
+    "MemoryDouble",
+    "Store",
+    "StoreError",
+    "StoreStats",
+    "Ticket",
+]

@@ -1,0 +1,189 @@
+"""What every store promises: a value goes in, a ticket comes out, and the ticket gives the same value back.
+
+Guaranteed by every tier: `fetch` gives the bits, dtype, shape, strides and device that were put, or raises;
+a value is stored until its ticket is dropped, or nobody holds the ticket any more, or the store is closed.
+What is put must not be changed afterwards, and neither must what is fetched: while a value is still in
+memory both are the same memory. A store knows tensors and bytes; what to put, and when, is for others.
+
+StoreError                  a store cannot do what was asked: it is closed, or a value could not be read
+└── DamagedValueError       a value came back from the disk other than it went there
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from .._errors import ArgumentError, LowtideError
+from ._geometry import Geometry
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # Python 3.10 has none of its own; torch brings it
+
+
+class StoreError(LowtideError, RuntimeError):
+    """A store cannot do what was asked."""
+
+
+class DamagedValueError(StoreError):
+    """A value is no longer what was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store has done and what it holds, at one moment."""
+
+    tier: str
+    values: int
+    """Values stored now."""
+    stored_bytes: int
+    """Bytes of the values stored now, wherever they are."""
+    resident_bytes: int
+    """Bytes of memory that the store holds now: not yet written, read ahead, or kept because a write failed."""
+    put_bytes: int
+    fetched_bytes: int
+    in_flight_bytes: int = 0
+    """Bytes put and not yet written."""
+    peak_in_flight_bytes: int = 0
+    ahead_bytes: int = 0
+    """Bytes read ahead (or being read) and not yet fetched."""
+    peak_ahead_bytes: int = 0
+    prefetch_hits: int = 0
+    """Fetches that found their value read, or being read, because of `prefetch`."""
+    put_wait_seconds: float = 0.0
+    """How long `put` was held up because too much was in flight."""
+    fetch_wait_seconds: float = 0.0
+    """How long `fetch` took to read, or waited for a read to end."""
+    fallbacks: int = 0
+    """Values, of all ever put, that stayed in memory because a write failed."""
+    file_bytes: int = 0
+    """The length of the spill file, holes included."""
+
+
+class Entry:
+    """What a store knows about one value. Held by its ticket."""
+
+    __slots__ = ("dropped", "fell_back", "geometry", "name", "tensor")
+
+    def __init__(self, name: str, geometry: Geometry, tensor: torch.Tensor | None = None) -> None:
+        self.name = name
+        self.geometry = geometry
+        self.tensor = tensor
+        self.dropped = False
+        self.fell_back = False
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the value has."""
+        return self.geometry.nbytes
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.geometry})" if self.name else f"a value ({self.geometry})"
+
+
+class Ticket:
+    """The right to one stored value. When nobody holds it any more, the value is dropped."""
+
+    __slots__ = ("__weakref__", "_entry", "_store")
+
+    def __init__(self, store: Store, entry: Entry) -> None:
+        self._store = store
+        self._entry = entry
+
+    @property
+    def name(self) -> str:
+        """The name that was given to `put`."""
+        return self._entry.name
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the value has."""
+        return self._entry.nbytes
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether the value stays in memory because it could not be written."""
+        return self._entry.fell_back
+
+    def __repr__(self) -> str:
+        state = ", dropped" if self._entry.dropped else ", fell back to memory" if self.fell_back else ""
+        return f"<Ticket for {self._entry} in the {self._store.tier} store{state}>"
+
+    def __del__(self) -> None:
+        # Half made, or the interpreter is going: then there is nothing to give back.
+        with contextlib.suppress(AttributeError, TypeError):
+            if not self._entry.dropped:
+                self._store._forget(self._entry)
+
+
+class Store(ABC):
+    """Where values wait. Every method may be called from any thread."""
+
+    tier: ClassVar[str]
+
+    @abstractmethod
+    def put(self, tensor: torch.Tensor, name: str = "") -> Ticket:
+        """Store `tensor`, which must not be changed from now on. `name` is for messages."""
+
+    @abstractmethod
+    def fetch(self, ticket: Ticket) -> torch.Tensor:
+        """The value, without history, waiting for it where needed. It stays stored until it is dropped."""
+
+    def prefetch(self, ticket: Ticket) -> None:
+        """Say that `ticket` will be fetched soon, in the order of these calls. Returns at once.
+
+        A hint: a tier that gains nothing by it only checks the ticket.
+        """
+        self._entry_of(ticket)
+
+    @abstractmethod
+    def drop(self, ticket: Ticket) -> None:
+        """Forget the value. Once is enough; a second time, or after `close`, does nothing."""
+
+    @abstractmethod
+    def stats(self) -> StoreStats:
+        """What happened until now. Also after `close`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back; all tickets are void. A second time does nothing."""
+
+    @abstractmethod
+    def _forget(self, entry: Entry) -> None:
+        """The ticket is gone. Called by the garbage collector, anywhere: takes no lock that others hold."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StoreError(f"this {self.tier} store is closed, and what it held is gone: make a new one")
+
+    def _own(self, ticket: Ticket) -> Entry:
+        """What is behind `ticket`, if it is one of this store's."""
+        if ticket._store is not self:
+            raise ArgumentError(f"{ticket!r} belongs to another store: fetch and drop it there")
+        return ticket._entry
+
+    def _entry_of(self, ticket: Ticket) -> Entry:
+        """What is behind `ticket`, if it can still be fetched."""
+        entry = self._own(ticket)
+        self._check_open()
+        if entry.dropped:
+            raise ArgumentError(f"{entry} was dropped from the {self.tier} store: fetch before dropping")
+        return entry

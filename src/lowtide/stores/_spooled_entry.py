@@ -1,0 +1,49 @@
+"""What the spooler knows about one value, and about its way back from the disk.
+
+Plain records: who may change them, and when, is the spooler's business (it has the lock).
+"""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+
+from ._contract import Entry
+from ._geometry import Geometry
+from ._spill_file import Written
+
+
+class State(enum.Enum):
+    """How far a read ahead has come."""
+
+    QUEUED = enum.auto()
+    RUNNING = enum.auto()
+    DONE = enum.auto()
+    FAILED = enum.auto()
+    TAKEN = enum.auto()  # by a fetch or a drop, before a thread came to it
+
+
+class Read:
+    """One value on its way back before it was asked for."""
+
+    __slots__ = ("abandoned", "buffer", "state")
+
+    def __init__(self) -> None:
+        self.state = State.QUEUED
+        self.buffer: torch.Tensor | None = None
+        self.abandoned = False
+
+
+class SpooledEntry(Entry):
+    """A value that is in memory (`tensor`), on the disk (`written`), or both for an instant."""
+
+    __slots__ = ("in_flight", "read", "readers", "writing", "written")
+
+    def __init__(self, name: str, geometry: Geometry, tensor: torch.Tensor) -> None:
+        super().__init__(name, geometry, tensor)
+        self.in_flight = 0  # what it counts against the bound
+        self.writing = False
+        self.written: Written | None = None
+        self.read: Read | None = None
+        self.readers = 0

@@ -1,0 +1,179 @@
+"""The disk tier: values wait in a private spill file, written and read by background threads.
+
+`put` returns as soon as the value is queued, or blocks while more than `max_in_flight_bytes` would wait to
+be written: memory is bounded, not only moved. `prefetch` has values read in the order given, at most
+`max_ahead_bytes` ahead of what is fetched. A write that fails (full disk, quota, a broken device) loses
+nothing: that value stays in memory, one `LowtideWarning` is issued, and `ticket.fell_back` says so. A damaged
+block is a `DamagedValueError`, never a wrong value. Nothing is left behind, however the process ends.
+
+Not done: the operating system's page cache is used and not bypassed (it gives way when memory is short, and is
+not counted here); values of an accelerator are copied to ordinary memory first, synchronously (untested
+on a GPU); the file is not encrypted. A store belongs to the process that made it and says so after a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from typing import cast
+
+import torch
+
+from .._errors import ArgumentError, LowtideWarning
+from .._units import parse_bytes
+from ._contract import Entry, Store, StoreError, StoreStats, Ticket
+from ._geometry import Geometry, geometry_of
+from ._spill_file import SpillFile
+from ._spooled_entry import SpooledEntry
+from ._spooler import Spooler
+
+_CPU = torch.device("cpu")
+
+
+class DiskStore(Store):
+    """Values in a file that nobody else can find.
+
+    `directory` should be on a local disk (a tmpfs is memory); it is made, for this user only, if it does not
+    exist, and is the system's directory for temporary files if not given. `threads` write and as many read.
+
+    >>> import torch
+    >>> from lowtide.stores import DiskStore
+    >>> with DiskStore(max_in_flight_bytes="64 MiB") as store:
+    ...     ticket = store.put(torch.arange(4.0), "positions")
+    ...     store.fetch(ticket)
+    tensor([0., 1., 2., 3.])
+    """
+
+    tier = "disk"
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        max_in_flight_bytes: str | int = "256 MiB",
+        max_ahead_bytes: str | int | None = None,
+        threads: int = 2,
+    ) -> None:
+        in_flight = parse_bytes(max_in_flight_bytes)
+        ahead = parse_bytes(max_ahead_bytes) if max_ahead_bytes is not None else in_flight
+        if threads < 1:
+            raise ArgumentError(f"a disk store needs at least one thread, not {threads}")
+        self._pid = os.getpid()
+        self._spooler = Spooler(SpillFile(directory), threads, in_flight, ahead)
+        self._end = weakref.finalize(self, _end, self._spooler, self._pid)
+
+    @property
+    def directory(self) -> str:
+        """Where the spill file is, without a name."""
+        return self._spooler.file.directory
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._spooler.closed
+
+    def put(self, tensor: torch.Tensor, name: str = "") -> Ticket:
+        """Have `tensor` written in the background, once there is room in the queue.
+
+        A tensor larger than `max_in_flight_bytes` is written before this returns.
+        """
+        self._check_process()
+        self._check_open()
+        self._tell()
+        geometry = geometry_of(tensor)
+        if tensor.device != _CPU:
+            held = geometry._replace(device=_CPU).empty().copy_(tensor)
+        else:
+            held = tensor.detach() if tensor.requires_grad else tensor
+        entry = SpooledEntry(name, geometry._replace(device=_CPU), held)
+        ticket = _DiskTicket(self, entry, geometry)
+        del held
+        self._spooler.put(entry)
+        self._tell()
+        return ticket
+
+    def fetch(self, ticket: Ticket) -> torch.Tensor:
+        """The value: from memory if it is still, or already, there; else it is read now."""
+        entry = self._entry_of(ticket)
+        geometry = cast(_DiskTicket, ticket).geometry
+        tensor = self._spooler.fetch(entry)
+        return tensor if geometry.device == _CPU else geometry.empty().copy_(tensor)
+
+    def prefetch(self, ticket: Ticket) -> None:
+        """Have the value read in the background, after those hinted at before. Returns at once.
+
+        A value larger than `max_ahead_bytes` is not read ahead.
+        """
+        self._spooler.prefetch(self._entry_of(ticket))
+
+    def drop(self, ticket: Ticket) -> None:
+        """Forget the value. A write that has not begun is not done."""
+        entry = self._own(ticket)
+        self._check_process()
+        self._spooler.drop(cast(SpooledEntry, entry))
+
+    def flush(self) -> None:
+        """Wait until everything put is on the disk, or has fallen back to memory."""
+        self._check_process()
+        self._check_open()
+        self._spooler.flush()
+        self._tell()
+
+    def stats(self) -> StoreStats:
+        """What happened until now."""
+        self._check_process()
+        return self._spooler.stats()
+
+    def close(self) -> None:
+        """Stop the threads, at the latest after the block each is at, and give the disk back."""
+        self._end()
+        if os.getpid() == self._pid:
+            self._tell()
+
+    def _forget(self, entry: Entry) -> None:
+        if os.getpid() == self._pid:
+            self._spooler.forget(cast(SpooledEntry, entry))
+
+    def _entry_of(self, ticket: Ticket) -> SpooledEntry:
+        self._check_process()
+        entry = super()._entry_of(ticket)
+        self._tell()
+        return cast(SpooledEntry, entry)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreError(
+                f"this disk store was made by process {self._pid} and cannot be used in its fork {os.getpid()}: "
+                "its threads are not here. Make a store in each process"
+            )
+
+    def _tell(self) -> None:
+        """Say, in the caller's thread, what happened in the background."""
+        self._spooler.check_threads()
+        mishap, self._spooler.mishap = self._spooler.mishap, None
+        if mishap is not None:
+            warnings.warn(
+                f"a write to the spill file in {self.directory} failed ({mishap}). Nothing is lost: such values stay "
+                "in memory, which will be short of what was planned. Free some space there, or pass directory= on "
+                "a larger disk",
+                LowtideWarning,
+                stacklevel=3,
+            )
+
+
+class _DiskTicket(Ticket):
+    """A ticket that knows on which device the value was."""
+
+    __slots__ = ("geometry",)
+
+    def __init__(self, store: DiskStore, entry: SpooledEntry, geometry: Geometry) -> None:
+        super().__init__(store, entry)
+        self.geometry = geometry
+
+
+def _end(spooler: Spooler, pid: int) -> None:
+    if os.getpid() == pid:
+        spooler.shut_down()
+    else:
+        spooler.abandon()

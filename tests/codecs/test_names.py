@@ -1,0 +1,92 @@
+"""Names of codecs: what they resolve to, clear errors, and an optional package that is imported late."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+
+import pytest
+
+import lowtide
+from lowtide.codecs import CODECS, names, resolve
+from lowtide.codecs.packed_bytes import Bytes
+
+EXACT = ["constant", "mask", "narrow", "sparse", "bytes"]
+LOSSY = ["bf16", "fp16", "fp8", "int8"]
+
+
+def resolved(codecs: object) -> list[str]:
+    return [codec.name for codec in resolve(codecs)]  # type: ignore[arg-type]
+
+
+def test_the_names() -> None:
+    assert list(CODECS) == EXACT + LOSSY
+    assert [name for name, codec in CODECS.items() if codec.exact] == EXACT
+
+
+@pytest.mark.parametrize(
+    ("codecs", "expected"),
+    [
+        ("exact", EXACT),
+        ("bf16", [*EXACT, "bf16"]),
+        (("int8", "bf16"), [*EXACT, "bf16", "int8"]),
+        (["exact", "int8"], [*EXACT, "int8"]),
+        ("mask", ["mask"]),
+        (("sparse", "mask"), ["mask", "sparse"]),
+        (("mask", "fp8"), ["mask", "fp8"]),
+        (("mask", "exact"), EXACT),
+        ((), []),
+        (None, []),
+    ],
+)
+def test_lossy_codecs_only_when_named_exact_ones_with_them(codecs: object, expected: list[str]) -> None:
+    assert resolved(codecs) == expected
+
+
+@pytest.mark.parametrize("wrong", ["zip", "Exact", "", ("bf16", "zip"), (8,)])
+def test_unknown_names_are_refused_with_the_list(wrong: object) -> None:
+    with pytest.raises(lowtide.ArgumentError) as caught:
+        resolve(wrong)  # type: ignore[arg-type]
+    message = str(caught.value)
+    assert message.startswith(f"no codec is called {wrong[-1] if isinstance(wrong, tuple) else wrong!r}"[:21])
+    for name in ["exact", *EXACT, *LOSSY]:
+        assert repr(name) in message
+
+
+def test_the_byte_codec_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where blosc2 is not installed: finding and importing it fail."""
+    monkeypatch.setitem(sys.modules, "blosc2", None)
+    monkeypatch.setattr(Bytes, "available", staticmethod(lambda: False))
+    assert resolved("exact") == EXACT[:-1]
+    with pytest.raises(lowtide.LowtideError, match=r"pip install \"lowtide\[codecs\]\"") as caught:
+        resolve("bytes")
+    assert isinstance(caught.value, ImportError)
+
+
+def test_the_package_is_imported_at_first_use_and_missed_with_a_pip_line() -> None:
+    code = """
+import sys, torch, lowtide.codecs as codecs
+names = [codec.name for codec in codecs.resolve("exact")]
+assert names[-1] == "bytes", names
+codecs.CODECS["mask"].encode(torch.zeros(1000))
+assert "blosc2" not in sys.modules
+sys.modules["blosc2"] = None  # importing it fails now, as if it were not installed
+assert [codec.name for codec in codecs.resolve("exact")] == names[:-1]
+try:
+    codecs.CODECS["bytes"].encode(torch.zeros(1000))
+except ImportError as error:
+    assert str(error).endswith('pip install "lowtide[codecs]"'), error
+else:
+    raise AssertionError("there is no blosc2")
+del sys.modules["blosc2"]
+assert codecs.CODECS["bytes"].encode(torch.zeros(1000)) is not None
+assert "blosc2" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_example_in_the_docs() -> None:
+    results = doctest.testmod(names)
+    assert results.attempted
+    assert not results.failed

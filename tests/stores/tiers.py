@@ -1,0 +1,108 @@
+"""The tiers that the conformance suite runs over, and the tensors it puts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lowtide.stores import DeviceStore, DiskStore, HostStore, MemoryDouble, Store
+from lowtide.stores._geometry import Geometry
+
+
+class InstantCopy:
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+    def order(self) -> None:
+        pass
+
+
+class InstantCopies:
+    """Copies within the CPU's memory: lets the host store's bookkeeping run, and says nothing of its streams."""
+
+    def start(self, target: torch.Tensor, source: torch.Tensor) -> InstantCopy:
+        target.copy_(source)
+        return InstantCopy()
+
+    def pinned(self, geometry: Geometry) -> torch.Tensor:
+        return geometry.empty()
+
+
+TIERS: dict[str, Callable[[Path], Store]] = {
+    "device": lambda directory: DeviceStore(),
+    "disk": lambda directory: DiskStore(directory, max_in_flight_bytes="1 MiB", max_ahead_bytes="512 KiB"),
+    "disk, one thread, small bounds": lambda directory: DiskStore(directory, max_in_flight_bytes=2048, threads=1),
+    "host, instant copies": lambda directory: HostStore(max_in_flight_bytes=4096, copies=InstantCopies()),
+    "memory double": lambda directory: MemoryDouble(),
+}
+if torch.accelerator.is_available():
+    TIERS["host"] = lambda directory: HostStore(max_in_flight_bytes="1 MiB")
+
+DEVICE = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+
+
+def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """A tensor of any bits, NaNs and all."""
+    generator = torch.Generator().manual_seed(seed)
+    count = dtype.itemsize
+    for n in shape:
+        count *= n
+    top = 2 if dtype is torch.bool else 256
+    raw = torch.randint(0, top, (count,), dtype=torch.uint8, generator=generator)
+    if count == 0:
+        return torch.empty(shape, dtype=dtype, device=DEVICE)
+    return raw.view(dtype).view(shape).to(DEVICE)
+
+
+def assert_same(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """The same bits in the same geometry."""
+    assert got.dtype is wanted.dtype
+    assert got.shape == wanted.shape
+    assert got.stride() == wanted.stride()
+    assert got.device == wanted.device
+    assert not got.requires_grad
+    nbytes = wanted.numel() * wanted.itemsize
+    bits = [
+        torch.empty(0, dtype=torch.uint8, device=t.device).set_(
+            t.untyped_storage(), t.storage_offset() * t.itemsize, (nbytes,), (1,)
+        )
+        for t in (got, wanted)
+    ]
+    assert torch.equal(*bits)
+
+
+def settle(store: Store) -> None:
+    """Have everything written that is to be."""
+    if isinstance(store, DiskStore):
+        store.flush()
+
+
+def wait_until(ready: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for what a background thread is about to do."""
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
