@@ -208,6 +208,35 @@ def test_a_tensor_copied_onto_itself() -> None:
     assert torch.equal(grad_of(f, x)[0], torch.autograd.grad(f(), x)[0])
 
 
+@pytest.mark.parametrize("alias", [lambda t: t, lambda t: t.view_as(t), lambda t: t.flip(0).flip(0)])
+def test_a_layer_that_overwrites_its_input_through_an_alias(alias: Any) -> None:
+    """What the alias means is the layer's input as it was, not as it is once the op has run."""
+
+    class Doubling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.add_(alias(x))
+            x[1:].mul_(x[:-1].detach().view(-1).view_as(x[:-1]).clone())
+            return x.sin()
+
+    blocks = [Doubling() for _ in range(3)]
+    w = torch.randn(6, 5, requires_grad=True)
+
+    def f() -> torch.Tensor:
+        x = w * 2
+        for block in blocks:
+            x = block(x)
+        return x.square().sum()
+
+    plain = torch.autograd.grad(f(), w)[0]
+    for policy in (
+        lowtide.EveryN(1, layers=Doubling),
+        lowtide.EveryN(2, layers=Doubling),
+        lowtide.SaveOps("sin", layers=Doubling),
+        NONE,
+    ):
+        assert torch.equal(grad_of(f, w, scope=lowtide.saving(policy))[0], plain)
+
+
 def test_in_place_on_what_a_recipe_needs_copies_it_first() -> None:
     buffer = torch.ones(100)
     x = torch.randn(100, requires_grad=True)

@@ -40,6 +40,26 @@ class Written:
         self.before: Tensor | None = None  # a copy of what it contained, for verification
 
 
+class Targets:
+    """What stands in a recipe for the arguments of an op that has already overwritten some of them."""
+
+    def __init__(self, writes: tuple[Written, ...]) -> None:
+        self._targets = {id(w.tensor): w.target for w in writes}
+        self._values = {storage_key(w.storage): w.target.value for w in writes if isinstance(w.target, Ref)}
+
+    def stands_for(self, tensor: Tensor) -> Ref | Scratch | None:
+        """The target for a written argument; what was there before for another view of the same memory."""
+        target = self._targets.get(id(tensor))
+        if target is not None:
+            return target
+        key = _key_or_none(tensor)
+        value = self._values.get(key) if key is not None else None
+        if value is None:
+            return None
+        value.claims += 1
+        return Ref(value, tensor)
+
+
 def prepare(
     table: StorageTable, tape: Tape, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Written, ...]:

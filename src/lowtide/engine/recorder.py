@@ -228,7 +228,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes: tuple[Written, ...],
     ) -> Recipe | None:
         """The op as something that can be run again, or None where it must not be."""
-        targets = None
+        targets: overwriting.Targets | None = None
         if not facts.simple:
             if not fresh and all(w.replaced is None for w in writes):
                 return None  # it only wrote memory that is kept, or from outside
@@ -242,14 +242,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if fresh:
                         self.tape.pin(origin, "it overwrites memory that cannot be made again")
                     return None
-                targets = {id(w.tensor): w.target for w in writes}
+                targets = overwriting.Targets(writes)
         recipe = Recipe(func, origin, draw)
         refs: list[Ref] = []
         noted: list[Any] = []
         try:
             for a in args:
                 if isinstance(a, Tensor):
-                    ref = (targets and targets.get(id(a))) or self._refer(a)
+                    ref = (targets and targets.stands_for(a)) or self._refer(a)
                     noted.append(ref)
                     if type(ref) is Ref:
                         refs.append(ref)
@@ -266,11 +266,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recipe.refs = refs
         return recipe
 
-    def _note_list(self, items: Any, refs: list[Ref], targets: dict[int, Any] | None) -> list[Any]:
+    def _note_list(self, items: Any, refs: list[Ref], targets: overwriting.Targets | None) -> list[Any]:
         noted = []
         for a in items:
             if isinstance(a, Tensor):
-                a = (targets and targets.get(id(a))) or self._refer(a)
+                a = (targets and targets.stands_for(a)) or self._refer(a)
                 if type(a) is Ref:
                     refs.append(a)
             elif type(a) is list or type(a) is tuple:

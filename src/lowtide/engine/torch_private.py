@@ -51,6 +51,8 @@ def without_history(tensor: torch.Tensor) -> torch.Tensor:
     node: Any = tensor.grad_fn
     if node is None or not (node._sequence_nr() == _next_node() - 1 or isinstance(node, BackwardCFunction)):
         return tensor
+    if is_wrapper(type(tensor)):
+        return tensor.detach()  # its own dispatch has to do it
     with torch._C._DisableTorchDispatch():  # past the recorder, through which it would cost three times as much
         return tensor.detach()
 
