@@ -185,6 +185,8 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 INPLACE: dict[str, Callable[[Tensor], Any]] = {
     "relu_": lambda t: t.relu_(),
     "mul_": lambda t: t.mul_(0.7),
+    "alias_add_": lambda t: t.add_(t.view_as(t)),
+    "alias_mul_": lambda t: t[:1].mul_(t.detach()[:1]),
     "add_": lambda t: t.add_(1.0),
     "sigmoid_": lambda t: t.sigmoid_(),
     "tanh_": lambda t: t.tanh_(),

@@ -165,6 +165,14 @@ def test_a_zeroed_buffer_written_unseen_is_found_by_verification() -> None:
     assert "something that the recorder does not see" in lowtide.report().pinned[0].why
 
 
+def test_verification_does_not_take_an_ops_own_write_for_anothers() -> None:
+    x = torch.randn(3000, requires_grad=True)
+    with lowtide.saving(lowtide.Selective(min_cost_us=1e9, cost=lambda op: 1.0), verify=True):
+        loss = (F.dropout(x, 0.5, True).sin().relu_() * x).sum()
+    assert lowtide.report().pinned == ()
+    loss.backward()
+
+
 def test_partly_written_empty_memory_is_kept() -> None:
     x = torch.randn(4, 500, requires_grad=True)
 

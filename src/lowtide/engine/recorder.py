@@ -209,7 +209,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = set()
         for tensor in tensors_of(args, kwargs):
             storage = self._storage(tensor)
-            value = self._known(storage) if storage is not None else None
+            entry = self.table.get(storage_key(storage)) if storage is not None else None
+            value = entry.value() if entry is not None else None
             if value is not None and value.recipe is not None:
                 inputs.add(value)
         return sum(value.recompute_us for value in inputs)
