@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
 """What identifies a storage while it lives: the address of its C++ object."""
@@ -38,18 +37,13 @@ def watched_alias(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
 
-_next_node: Callable[[], int] = torch._C._autograd._get_sequence_nr
-
-
 def without_history(tensor: torch.Tensor) -> torch.Tensor:
-    """What a saved-tensor hook may hold of the tensor it is given, without holding itself for ever.
+    """What a saved-tensor hook may hold of the tensor it is given: an alias that shares its version counter.
 
-    An input may be held as it is: its history is that of the node that saves it anyway. An output has that
-    very node as its history, and must be held without. It is an output if its node is the newest one; custom
-    functions may have made others since.
+    With its history an output would hold the node that holds it, for ever, and a long chain of inputs would
+    be freed one inside the other until the stack ends.
     """
-    node: Any = tensor.grad_fn
-    if node is None or not (node._sequence_nr() == _next_node() - 1 or isinstance(node, BackwardCFunction)):
+    if tensor.grad_fn is None:
         return tensor
     if is_wrapper(type(tensor)):
         return tensor.detach()  # its own dispatch has to do it
