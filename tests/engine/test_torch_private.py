@@ -62,17 +62,6 @@ def test_watched_alias_below_autograd() -> None:
     assert torch.equal(alias, y)
 
 
-def test_without_history() -> None:
-    y = torch.ones(3, requires_grad=True) * 2
-    alias = p.without_history(y)
-    assert alias.grad_fn is None
-    with torch.no_grad():
-        y.add_(1)
-    assert p.version_of(alias) == p.version_of(y) == 1
-    leaf = torch.ones(3, requires_grad=True)
-    assert p.without_history(leaf) is leaf
-
-
 def test_below_autograd() -> None:
     w = torch.ones(2, 2, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -37,20 +37,6 @@ def watched_alias(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
 
-def without_history(tensor: torch.Tensor) -> torch.Tensor:
-    """What a saved-tensor hook may hold of the tensor it is given: an alias that shares its version counter.
-
-    With its history an output would hold the node that holds it, for ever, and a long chain of inputs would
-    be freed one inside the other until the stack ends.
-    """
-    if tensor.grad_fn is None:
-        return tensor
-    if is_wrapper(type(tensor)):
-        return tensor.detach()  # its own dispatch has to do it
-    with torch._C._DisableTorchDispatch():  # past the recorder, through which it would cost three times as much
-        return tensor.detach()
-
-
 def below_autograd() -> AbstractContextManager[Any]:
     """Run ops at the level at which they were recorded: no autograd, no autocast, no functorch."""
     guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS)

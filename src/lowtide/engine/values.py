@@ -15,7 +15,7 @@ import torch
 from .._errors import ReplayMismatchError, StaleSourceError
 from .effects import OpFacts
 from .randomness import Draw
-from .torch_private import storage_key, version_of, watched_alias, without_history
+from .torch_private import storage_key, version_of, watched_alias
 
 Tensor = torch.Tensor
 
@@ -219,7 +219,7 @@ class Kept:
 
     def __init__(self, tensor: Tensor, origin: Origin | None) -> None:
         # An output comes with its history, which holds this handle: held as it is, it would never be freed.
-        self.tensor = without_history(tensor)
+        self.tensor = watched_alias(tensor)
         self.version = version_of(tensor)
         self.origin = origin
 
