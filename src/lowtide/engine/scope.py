@@ -115,11 +115,6 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
             )
 
 
-def recording() -> bool:
-    """Whether this thread is inside a scope that records."""
-    return threading.get_ident() in _recorders
-
-
 def last_tape() -> Tape | None:
     """The tape of the scope that was opened last, in any thread."""
     return _last[0] if _last else None
