@@ -25,6 +25,9 @@ class Decision(enum.Enum):
     RECOMPUTE = "recompute"
 
 
+_KEEP, _RECOMPUTE = Decision.KEEP, Decision.RECOMPUTE  # an enum looks its members up slowly, and this is asked every op
+
+
 class OpInfo(NamedTuple):
     """What a policy is told about one op that has just run."""
 
@@ -261,7 +264,7 @@ class ByCallable(Policy):
     def decide(self, op: OpInfo) -> Decision:
         """Whatever the function says."""
         decision = self.function(op)
-        if not isinstance(decision, Decision):
+        if decision is not _KEEP and decision is not _RECOMPUTE:
             raise ArgumentError(
                 f"the policy {self.function!r} returned {decision!r} for {op.name}: "
                 "return lowtide.Decision.KEEP or lowtide.Decision.RECOMPUTE"

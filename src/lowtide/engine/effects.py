@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .torch_private import returns_only_views, written_arguments
+from .torch_private import kernel_of, returns_only_views, written_arguments
 
 # Rule 7: these write running statistics (arguments 3 and 4) when argument 5, `training`, is true, and
 # their schemas do not say so. What they compute does not depend on the statistics they overwrite.
@@ -54,6 +54,7 @@ class OpFacts:
 
     __slots__ = (
         "blank",
+        "call",
         "func",
         "name",
         "overwrites",
@@ -70,6 +71,7 @@ class OpFacts:
 
     def __init__(self, func: Any) -> None:
         self.func = func  # held, so that its id stays its own
+        self.call = kernel_of(func)
         if not isinstance(func, torch._ops.OpOverload):
             self._learn_higher_order(func)
             return

@@ -8,6 +8,7 @@ is written out flat, and what is rare is elsewhere.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -27,7 +28,9 @@ from .values import UNWATCHED, Kept, Origin, Recipe, Ref, StorageTable, Tensor, 
 from .verification import Verifier
 
 KEEP = Decision.KEEP
-_op_info = OpInfo._make  # in the order of its fields; a third of the time that keywords take
+_op_info = functools.partial(
+    tuple.__new__, OpInfo
+)  # in the order of its fields; a fifth of the time that keywords take
 # Position among the results, the result, its storage, the storage's key.
 Fresh = tuple[int, Tensor, torch.UntypedStorage, int]
 
@@ -66,6 +69,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.policy = policy
         self._always = policy.always
         self._needs_cost = policy.needs_cost
+        self._answer = policy.decide
 
     # -- ops ------------------------------------------------------------------------------------------
 
@@ -76,7 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs is None:
             kwargs = {}
         if facts.views:
-            return func(*args, **kwargs)
+            return facts.call(*args, **kwargs)
         if graph_task() != -1:
             return self._in_backward(func, facts, args, kwargs)
         draw = None
@@ -98,10 +102,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._needs_cost:
             out, cost_us = timed_call(func, args, kwargs)
         else:
-            out, cost_us = func(*args, **kwargs), 0.0
+            out, cost_us = facts.call(*args, **kwargs), 0.0
         if type(out) is Tensor and not writes:
-            storage = self._storage(out)
-            if storage is None:
+            try:
+                storage = out.untyped_storage()
+            except (NotImplementedError, RuntimeError):
+                self._storage(out)  # to count it
                 return out
             key = storage_key(storage)
             if key in self.table:
@@ -111,7 +117,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             fresh = self._fresh(out, writes)
             if not fresh and not writes:
                 return out
-        self._made(func, facts, args, kwargs, out, fresh, draw, writes, cost_us)
+        self._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
         return out
 
     def _in_backward(self, func: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -127,7 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fresh = self._fresh(out, ())
         if fresh:
             facts = facts_of_region(func, compiled)
-            self._made(func, facts, (compiled, inputs), kwargs, out, fresh, None, (), 0.0)
+            self._made(facts, (compiled, inputs), kwargs, out, fresh, None, (), 0.0)
         return out
 
     def _fresh(self, out: Any, writes: tuple[Written, ...]) -> tuple[Fresh, ...]:
@@ -144,7 +150,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _made(
         self,
-        func: Any,
         facts: OpFacts,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -161,10 +166,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origin = Origin(number, facts, self.where.place)
         decision, recompute_us = self._always, 0.0
         if decision is None:
-            decision, recompute_us = self._decide(origin, func, args, kwargs, _bytes_made(fresh, writes), cost_us)
+            place = origin.place
+            info = _op_info(
+                (number, facts.name, place.path, place.layer, place.outside_layers, _bytes_made(fresh, writes),
+                 cost_us, 0.0, facts.func, args, kwargs)
+            )  # fmt: skip
+            if self._needs_cost:
+                info = self._with_costs(info)
+                recompute_us = info.recompute_us
+            decision = self._answer(info)
         recipe = None
         if decision is not KEEP:
-            recipe = self._recipe(func, facts, origin, args, kwargs, draw, fresh, writes)
+            recipe = self._recipe(origin, args, kwargs, draw, fresh, writes)
         if recipe is None:
             for _, _, storage, key in fresh:
                 self.table.add(key, storage, Value(origin, storage.nbytes(), None))
@@ -185,24 +198,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if recipe is not None and self.verifier is not None:
             self.verifier.check(recipe, args, kwargs, out, writes)
 
-    def _decide(
-        self,
-        origin: Origin,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        nbytes: int,
-        cost_us: float,
-    ) -> tuple[Decision, float]:
-        facts, place = origin.facts, origin.place
-        info = _op_info(
-            (origin.number, facts.name, place.path, place.layer, place.outside_layers,
-             nbytes, cost_us, 0.0, func, args, kwargs)
-        )  # fmt: skip
-        if self._needs_cost:
-            own_us = self.policy.own_cost_us(info, cost_us)
-            info = info._replace(cost_us=own_us, recompute_us=own_us + self._cost_of_inputs(args, kwargs))
-        return self.policy.decide(info), info.recompute_us
+    def _with_costs(self, info: OpInfo) -> OpInfo:
+        """What the op costs by the policy's own account, alone and with all that a replay would run before it."""
+        own_us = self.policy.own_cost_us(info, info.cost_us)
+        inputs_us = self._cost_of_inputs(info.args, info.kwargs)
+        return info._replace(cost_us=own_us, recompute_us=own_us + inputs_us)
 
     def _cost_of_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         """What would have to be replayed before an op with these arguments (an upper bound)."""
@@ -219,8 +219,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _recipe(
         self,
-        func: Any,
-        facts: OpFacts,
         origin: Origin,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -229,6 +227,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes: tuple[Written, ...],
     ) -> Recipe | None:
         """The op as something that can be run again, or None where it must not be."""
+        facts = origin.facts
         targets: overwriting.Targets | None = None
         if not facts.simple:
             if not fresh and all(w.replaced is None for w in writes):
@@ -244,7 +243,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         self.tape.pin(origin, "it overwrites memory that cannot be made again")
                     return None
                 targets = overwriting.Targets(writes)
-        recipe = Recipe(func, origin, draw)
+        recipe = Recipe(origin, draw)
         refs: list[Ref] = []
         noted: list[Any] = []
         try:
@@ -281,36 +280,38 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _refer(self, tensor: Tensor) -> Ref:
         """A reference for a recipe to what `tensor` contains now, held from now on if it is kept (Rule 5)."""
-        storage = self._storage(tensor)
+        storage, value = self._known(tensor)
         if storage is None:
             raise _ForeignArgumentError(f"it takes a {type(tensor).__name__} that the engine does not understand")
-        value = self._known(storage)
         if value is None or (value.tensor is not None and value.version not in (UNWATCHED, version_of(value.tensor))):
             value = Value(None, storage.nbytes(), None)
-            value.hold(tensor)
+            value.hold(tensor, storage)
             self.table.put(storage, value)
         elif value.tensor is None and (value.recipe is None or value.blank or self._is_boundary(value)):
             self._keep(value, tensor, storage)
         value.claims += 1
         return Ref(value, tensor)
 
-    def _known(self, storage: torch.UntypedStorage) -> Value | None:
-        """The value that a storage has now, if the recorder knows it."""
+    def _known(self, tensor: Tensor) -> tuple[torch.UntypedStorage | None, Value | None]:
+        """The storage behind a tensor (None: foreign), and the value that it has now, if the recorder knows it."""
+        storage = self._storage(tensor)
+        if storage is None:
+            return None, None
         entry = self.table.get(storage_key(storage))
         if entry is None:
-            return None
+            return storage, None
         value = entry.strong or entry.value()
         if self.verifier is not None and value is not None and self.verifier.changed_unseen(value, storage):
             del self.table[entry.key]  # Rule 9: somebody else wrote it, so it is a source now
-            return None
-        return value
+            return storage, None
+        return storage, value
 
     def _keep(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
         """Hold a value from now on, whatever was decided when it was made."""
         if value.counted and value.recipe is not None:
             self.tape.count_kept_after_all(value)
-        value.hold(tensor)
-        self.table.put(storage, value)
+        value.hold(tensor, storage)
+        self.table[storage_key(storage)].put(value)
 
     def _is_boundary(self, value: Value) -> bool:
         """Whether a value crosses into a layer whose inputs are kept."""
@@ -353,8 +354,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def pack(self, tensor: Tensor) -> Handle | Kept:
         """The handle that autograd gets instead of `tensor`."""
-        storage = self._storage(tensor)
-        value = self._known(storage) if storage is not None else None
+        storage, value = self._known(tensor)
         if value is None or storage is None:
             self.tape.outside_values += 1
             return Kept(tensor, None)

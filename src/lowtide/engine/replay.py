@@ -118,9 +118,9 @@ def _call(recipe: Recipe, args: list[Any], private: dict[int, Tensor] | None, ta
     else:
         kwargs = dict(zip(kwargs, _arguments(kwargs.values(), recipe, tape, private), strict=True))
     if recipe.draw is None:
-        return recipe.func(*args, **kwargs)
+        return recipe.origin.facts.call(*args, **kwargs)
     with randomness.replaying(recipe.draw):
-        return recipe.func(*args, **kwargs)
+        return recipe.origin.facts.call(*args, **kwargs)
 
 
 def _arguments(noted: Any, recipe: Recipe, tape: Tape, private: dict[int, Tensor] | None) -> list[Any]:

@@ -15,7 +15,7 @@ import torch
 from .._errors import ReplayMismatchError, StaleSourceError
 from .effects import OpFacts
 from .randomness import Draw
-from .torch_private import storage_key, version_of, watched_alias
+from .torch_private import storage_key, version_of, watched_alias, watched_alias_above_kernels
 
 Tensor = torch.Tensor
 
@@ -81,13 +81,13 @@ class Value:
         self.recompute_us = 0.0
         self.stride: tuple[int, ...] | None = None
 
-    def hold(self, tensor: Tensor) -> None:
+    def hold(self, tensor: Tensor, storage: torch.UntypedStorage) -> None:
         """Hold the user's memory from now on, and watch it (Rules 5 and 11)."""
         saved = self.alias() if self.alias is not None else None
         self.tensor = saved if saved is not None else watched_alias(tensor)
         # Inference tensors count no versions, and cannot be written where it would matter.
         self.version = UNWATCHED if tensor.is_inference() else version_of(self.tensor)
-        self.address = tensor.untyped_storage().data_ptr()
+        self.address = storage.data_ptr()
         self.recipe = None
         self.blank = False
 
@@ -195,7 +195,7 @@ class Write(NamedTuple):
 class Recipe:
     """One op that can be run again: its arguments with references in place of tensors."""
 
-    __slots__ = ("args", "draw", "func", "grad_enabled", "kwargs", "made", "origin", "refs", "writes")
+    __slots__ = ("args", "draw", "grad_enabled", "kwargs", "made", "origin", "refs", "writes")
 
     args: list[Any]
     refs: list[Ref]
@@ -203,8 +203,7 @@ class Recipe:
     made: list[tuple[int, weakref.ref[Value]]]
     """The new storages: position among the results, and the value."""
 
-    def __init__(self, func: Any, origin: Origin, draw: Draw | None) -> None:
-        self.func = func
+    def __init__(self, origin: Origin, draw: Draw | None) -> None:
         self.origin = origin
         self.draw = draw
         self.grad_enabled = torch.is_grad_enabled()
@@ -219,7 +218,7 @@ class Kept:
 
     def __init__(self, tensor: Tensor, origin: Origin | None) -> None:
         # An output comes with its history, which holds this handle: held as it is, it would never be freed.
-        self.tensor = watched_alias(tensor)
+        self.tensor = watched_alias_above_kernels(tensor)
         self.version = version_of(tensor)
         self.origin = origin
 

@@ -63,10 +63,10 @@ class Verifier:
         again_args = [build(n, a) for n, a in zip(recipe.args, args, strict=True)]
         again_kwargs = {name: build(n, kwargs[name]) for name, n in (recipe.kwargs or {}).items()}
         if recipe.draw is None:
-            again = recipe.func(*again_args, **again_kwargs)
+            again = recipe.origin.facts.call(*again_args, **again_kwargs)
         else:
             with randomness.replaying(recipe.draw):
-                again = recipe.func(*again_args, **again_kwargs)
+                again = recipe.origin.facts.call(*again_args, **again_kwargs)
 
         outs, agains = (x if isinstance(x, (tuple, list)) else (x,) for x in (out, again))
         made = [(ref(), _same(outs[i], agains[i])) for i, ref in recipe.made]
