@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._errors import (
         ArgumentError as ArgumentError,
         BudgetError as BudgetError,
+        DamagedValueError as DamagedValueError,
         DiskFullError as DiskFullError,
         LowtideError as LowtideError,
         LowtideWarning as LowtideWarning,
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
         ReplayMismatchError as ReplayMismatchError,
         ScheduleError as ScheduleError,
         StaleSourceError as StaleSourceError,
+        StoreError as StoreError,
+    )
+    from .engine.budgeting import (
+        budget as budget,
     )
     from .engine.effects import (
         allow_replay as allow_replay,
@@ -52,6 +57,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ArgumentError": "_errors",
     "BudgetError": "_errors",
+    "DamagedValueError": "_errors",
     "DiskFullError": "_errors",
     "LowtideError": "_errors",
     "LowtideWarning": "_errors",
@@ -61,6 +67,8 @@ _HOMES = {
     "ReplayMismatchError": "_errors",
     "ScheduleError": "_errors",
     "StaleSourceError": "_errors",
+    "StoreError": "_errors",
+    "budget": "engine.budgeting",
     "allow_replay": "engine.effects",
     "report": "engine.scope",
     "saving": "engine.scope",

@@ -8,6 +8,8 @@ LowtideError
 ├── ReplayMismatchError    (RuntimeError)  a recompute gave something else than the first run
 ├── ScheduleError          (RuntimeError)  a chain schedule that breaks its own promises
 ├── DiskFullError          (OSError)       a store on disk has no room left
+├── StoreError             (RuntimeError)  a store cannot do what was asked: closed, or a value cannot be read
+│   └── DamagedValueError                  a value is no longer what was stored
 ├── MissingCheckpointError (LookupError)   a chain asked for something that was never stored
 └── MissingPackageError    (ImportError)   an optional package is not installed
 
@@ -56,6 +58,14 @@ class ScheduleError(LowtideError, RuntimeError):
 
 class DiskFullError(LowtideError, OSError):
     """A store on disk has no room; what it holds is untouched."""
+
+
+class StoreError(LowtideError, RuntimeError):
+    """A store cannot do what was asked."""
+
+
+class DamagedValueError(StoreError):
+    """A value is no longer what was stored."""
 
 
 class MissingCheckpointError(LowtideError, LookupError):

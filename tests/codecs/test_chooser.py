@@ -22,6 +22,8 @@ CLEAR = {
     "a bool mask": (lambda: noise() > 0, "exact", "mask"),
     "a scaled dropout mask": (lambda: (noise() > 0) / 0.9, "exact", "mask"),
     "ones": (lambda: torch.ones(512, 512), "exact", "constant"),
+    "zeros": (lambda: torch.zeros(512, 512), "constant", "constant"),
+    "zeros, constants not allowed": (lambda: torch.zeros(512, 512), "sparse", "sparse"),
     "token ids": (lambda: torch.arange(N) * 31337 % 50257, ("constant", "mask", "narrow", "sparse"), "narrow"),
     "the output of a ReLU": (lambda: noise().relu(), "exact", "sparse"),
     "noise": (noise, ("constant", "mask", "narrow", "sparse"), None),
@@ -54,6 +56,14 @@ def test_clear_cut_cases(case: str) -> None:
         assert tensor.nbytes - encoded.nbytes >= MIN_SAVED_BYTES
         if CODECS[encoded.codec].exact:
             assert same(decode(encoded), tensor)
+
+
+def test_zeros_which_take_no_bytes_at_all() -> None:
+    zeros = torch.zeros(512, 512)
+    encoded = Chooser(resolve("exact"), min_bytes_per_second=0).encode(zeros)
+    assert encoded is not None
+    assert zeros.nbytes / 8 <= encoded.ratio <= zeros.nbytes
+    assert same(decode(encoded), zeros)
 
 
 def test_the_plain_call_remembers_for_the_process() -> None:
@@ -117,6 +127,17 @@ def test_hopeless_kinds_cost_no_measurement_and_are_looked_at_again() -> None:
     assert codec.large == 0
     assert chooser.choose(ids()) is None
     assert chooser.choose(ids()) is codec
+
+
+def test_a_kind_that_was_hopeless_for_long_is_trusted_no_more_than_others() -> None:
+    chooser = Chooser(resolve("narrow"), min_bytes_per_second=0)
+    for _ in range(4 * LOOK_AGAIN + 1):
+        chooser.encode(wide())
+    while chooser.encode(ids()) is None:
+        pass
+    for _ in range(2 * TRUST):
+        assert chooser.encode(wide()) is None
+    assert chooser.measurements(wide()) == ()
 
 
 def test_a_kind_that_changes_is_measured_anew() -> None:

@@ -170,6 +170,15 @@ def test_what_has_no_plain_memory_is_left_alone(codec: Codec) -> None:
 
 
 @named(ALL)
+def test_a_default_device_does_not_matter(codec: Codec) -> None:
+    row = SUITS[codec.name](4096)
+    with torch.device("meta"):
+        back = decode(encoded_by(codec, row))
+    assert back.device == row.device
+    assert same(back, row) or not codec.exact
+
+
+@named(ALL)
 def test_encoded_values_survive_pickling(codec: Codec) -> None:
     encoded = encoded_by(codec, SUITS[codec.name](4096))
     assert same(decode(pickle.loads(pickle.dumps(encoded))), decode(encoded))

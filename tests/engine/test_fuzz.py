@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import lowtide
+from lowtide.stores import MemoryDouble
 
+from .budgets import restless
 from .programs import Instruction, Machine, policies, programs, run_in_layers
 
 EXAMPLES = int(os.environ.get("LOWTIDE_FUZZ_EXAMPLES", "400"))
@@ -97,6 +100,34 @@ def test_random_programs_are_exact(program: list[Instruction], policy: Any, mode
         assert_same(plain[what], ours[what], what)
 
 
+@settings(
+    max_examples=EXAMPLES // 2,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize="LOWTIDE_FUZZ_EXAMPLES" not in os.environ,
+    print_blob=True,
+)
+@pytest.mark.filterwarnings("ignore::lowtide.LowtideWarning")
+@given(
+    programs, modes, st.integers(0, 2**16), st.sampled_from([0.1, 0.5, 1.0]), st.sampled_from(["drop", "move", "all"])
+)
+def test_random_evictions_are_exact(program: list[Instruction], mode: str, seed: int, share: float, ways: str) -> None:
+    """A room that evicts what it can, at random, before every op of forward and backward."""
+    options: dict[str, Any] = {"stores": None, "codecs": None}
+    if ways != "drop":
+        options = {"stores": MemoryDouble(), "codecs": ("exact",) if ways == "all" else None}
+    try:
+        plain = run(program, contextlib.nullcontext(), mode)
+    except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
+        with contextlib.suppress(RuntimeError, IndexError, TypeError, ValueError, AttributeError):
+            run(program, restless(seed, share, **options), mode)
+        del error
+        return
+    ours = run(program, restless(seed, share, **options), mode)
+    for what in plain:
+        assert_same(plain[what], ours[what], what)
+
+
 def test_the_programs_reach_replay() -> None:
     """The fuzz would prove nothing if nothing were replayed."""
     replayed = []
@@ -112,6 +143,27 @@ def test_the_programs_reach_replay() -> None:
     gc.collect()
     assert sum(n > 0 for n in replayed) > len(replayed) // 2
     assert len(replayed) > 20
+
+
+def test_the_programs_reach_evictions() -> None:
+    counts: Counter[str] = Counter()
+
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(programs)
+    def drive(program: list[Instruction]) -> None:
+        with contextlib.suppress(RuntimeError, IndexError, TypeError, ValueError, AttributeError):
+            run(program, restless(1, stores=MemoryDouble()), "after")
+            report = lowtide.report().budget
+            assert report is not None
+            counts["programs"] += 1
+            counts["dropped"] += report.values_dropped > 0
+            counts["compressed"] += report.values_decompressed > 0
+            counts["fetched"] += report.values_fetched > 0
+
+    drive()
+    assert counts["programs"] > 20
+    assert min(counts["dropped"], counts["fetched"]) > counts["programs"] // 3
+    assert counts["compressed"] > 3
 
 
 if __name__ == "__main__":

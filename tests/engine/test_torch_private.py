@@ -89,7 +89,8 @@ def test_modes_step_aside_for_one_backward_node() -> None:
         @staticmethod
         def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
             if ctx.aside:
-                p.step_aside(mode)
+                assert p.innermost_mode() is mode
+                p.step_aside()
             depths.append(torch._C._len_torch_dispatch_stack())
             return g, None
 

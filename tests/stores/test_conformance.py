@@ -6,7 +6,7 @@ import gc
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from lowtide import ArgumentError
 from lowtide.stores import Store, StoreError, Ticket
 
-from .tiers import DEVICE, DTYPES, TIERS, assert_same, random_bits, settle, wait_until
-
-
-@pytest.fixture(params=TIERS, ids=lambda name: name.replace(", ", "-").replace(" ", "-"))
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with TIERS[request.param](tmp_path) as store:
-        yield store
-
+from ..codecs.tensors import DTYPES
+from .tiers import DEVICE, TIERS, assert_same, random_bits, settle, wait_until
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,), (7, 5), (2, 3, 4, 5)]
 

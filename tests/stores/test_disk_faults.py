@@ -17,28 +17,14 @@ import pytest
 import torch
 
 from lowtide import ArgumentError, LowtideWarning
-from lowtide.stores import DamagedValueError, DiskStore
+from lowtide.stores import DamagedValueError, DiskStore, StoreError
 from lowtide.stores._spooled_entry import SpooledEntry, State
 
+from .conftest import mount
 from .processes import Processes
 from .tiers import assert_same, random_bits, wait_until
 
 MIB = 1 << 20
-
-
-def mount(directory: Path, options: str) -> None:
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "lowtide-test", str(directory)], capture_output=True)
-    if done.returncode != 0:
-        pytest.skip("mounting a small file system is not allowed here")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "small"
-    directory.mkdir()
-    mount(directory, "size=4m")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +150,37 @@ def test_a_damaged_block_is_an_error_that_names_the_value(tmp_path: Path) -> Non
         assert store.stats().ahead_bytes == 0
 
 
+@pytest.mark.parametrize("hinted", [False, True])
+def test_a_disk_that_cannot_be_read_is_an_error_that_names_the_value(tmp_path: Path, hinted: bool) -> None:
+    """The file is for real not readable: its descriptor is now one that is open for writing only."""
+    with DiskStore(tmp_path, threads=1) as store:
+        tensor = random_bits((1000,), torch.uint8)
+        tickets = [store.put(tensor, "layer7.out"), store.put(tensor)]
+        store.flush()
+        fd = store._spooler.file.fd
+        readable, broken = os.dup(fd), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(broken, fd)
+        try:
+            for ticket, name in zip(tickets, [r"'layer7.out' \(", r"a value \("], strict=True):
+                if hinted:
+                    store.prefetch(ticket)
+                    entry = cast(SpooledEntry, ticket._entry)
+                    wait_until(lambda: entry.read is not None and entry.read.state is State.FAILED)
+                    assert store.bytes_to_fetch(ticket) == 1000
+                with pytest.raises(
+                    StoreError, match=name + r"uint8 of shape \(1000,\)\) cannot be read back.*at byte"
+                ) as caught:
+                    store.fetch(ticket)
+                assert isinstance(caught.value.__cause__, OSError)
+        finally:
+            os.dup2(readable, fd)
+            os.close(readable)
+            os.close(broken)
+        for ticket in tickets:  # the disk is back, and so is the value
+            assert_same(store.fetch(ticket), tensor)
+        assert store.stats().ahead_bytes == 0
+
+
 def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "spill"
     script = (
@@ -234,7 +251,9 @@ def test_a_forked_child_is_told_and_ends(processes: Processes, tmp_path: Path) -
         pid = os.fork()
         if pid == 0:
             for call in (lambda: store.put(torch.ones(3)), lambda: store.fetch(tickets[0]), lambda: store.stats(),
-                         lambda: store.prefetch(tickets[0]), lambda: store.drop(tickets[0]), lambda: store.flush()):
+                         lambda: store.prefetch(tickets[0]), lambda: store.drop(tickets[0]), lambda: store.flush(),
+                         lambda: store.settle(1), lambda: store.is_resident(tickets[0]),
+                         lambda: store.bytes_to_fetch(tickets[0])):
                 try:
                     call()
                 except StoreError as error:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lowtide import ArgumentError
-from lowtide.stores._checksum import PAGE, checksum
 from lowtide.stores._geometry import Bytes
-from lowtide.stores._spill_file import ALIGNMENT, BLOCK, Extent, Extents, SpillFile
+from lowtide.stores._spill_file import ALIGNMENT, BLOCK, Extent, Extents, SpillFile, checksum
 
+PAGE = 4096
 NEVER = lambda: False
 
 
@@ -97,6 +97,18 @@ def test_the_checksum_sees_what_disks_do() -> None:
         damage(damaged)
         seen.add(checksum(damaged.reshape(-1)))
     assert len(seen) == 1 + len(damages)
+
+
+def test_lost_pages_of_equal_values_are_seen() -> None:
+    """A sum of words does not: 512 times 2.0, as the bits of float64, is 0."""
+    for value in (-0.0, 1.0, 2.0, float("inf"), 1e300):
+        block = np.full(BLOCK // 8, value)
+        seen = {checksum(block.view(np.uint8))}
+        for pages in (1, 2, 128, BLOCK // PAGE):
+            damaged = block.copy()
+            damaged[: pages * PAGE // 8] = 0
+            seen.add(checksum(damaged.view(np.uint8)))
+        assert len(seen) == 5, value
 
 
 def test_the_file_is_private_and_has_no_name(tmp_path: Path) -> None:

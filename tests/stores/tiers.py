@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,23 +47,6 @@ if torch.accelerator.is_available():
 
 DEVICE = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]
-
 
 def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     """A tensor of any bits, NaNs and all."""
@@ -98,6 +82,19 @@ def settle(store: Store) -> None:
     """Have everything written that is to be."""
     if isinstance(store, DiskStore):
         store.flush()
+
+
+def once_somebody_waits(store: DiskStore, act: Callable[[], object], after_seconds: float = 0.02) -> threading.Thread:
+    """Do something when a thread has been waiting for the store for a while."""
+
+    def watch() -> None:
+        wait_until(lambda: len(store._spooler._bells) > 0)
+        time.sleep(after_seconds)
+        act()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
 
 
 def wait_until(ready: Callable[[], bool], seconds: float = 10.0) -> None:

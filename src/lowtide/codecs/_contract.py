@@ -73,8 +73,8 @@ class Encoded:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than the tensor."""
-        return self.geometry.nbytes / self.nbytes
+        """How many times smaller than the tensor; nothing at all, which is what zeros may take, counts as a byte."""
+        return self.geometry.nbytes / max(self.nbytes, 1)
 
 
 class Codec(ABC):

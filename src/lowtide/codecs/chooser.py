@@ -151,7 +151,8 @@ class Chooser:
                 known.asked += 1
                 if not known.stale():
                     return known
-                patience = 2 * known.patience  # a kind that is a mixture is not measured again and again
+                if known.ranked:
+                    patience = 2 * known.patience  # a kind that is a mixture is not measured again and again
         kind = _Kind(self._examine(tensor, geometry), patience)
         with self._lock:
             self._kinds[name] = kind

@@ -51,8 +51,9 @@ class Bytes(Codec):
             for start in range(0, len(plain), _FRAME_BYTES)
         ]
         ends = tuple(accumulate(map(len, frames)))
-        kept = torch.empty(ends[-1], dtype=torch.uint8)  # torch's own memory, which is metered
-        for end, frame in zip(ends, frames, strict=True):
+        kept = torch.empty(ends[-1], dtype=torch.uint8, device="cpu")  # torch's own memory, which is metered
+        for end in reversed(ends):
+            frame = frames.pop()
             kept.numpy()[end - len(frame) : end] = np.frombuffer(frame, dtype=np.uint8)
         return Packed((kept,), ends)
 

@@ -92,10 +92,16 @@ def _prepare_one(
 
 
 def rescue(value: Value | None, tape: Tape) -> None:
-    """Give the recipes that hold a value about to be overwritten a copy of it."""
-    if value is not None and value.tensor is not None and value.version >= 0:
-        value.own(copy_of_storage(value.tensor))
-        tape.copied_bytes += value.nbytes
+    """See to it that recipes do not read a value's memory after it is overwritten."""
+    if value is None or value.tensor is None or value.version < 0:
+        return
+    if value.recipe is not None:
+        value.let_go()  # it can be made again
+        return
+    if tape.room is not None:
+        tape.room.clear(value.nbytes, "a copy of what is about to be overwritten")
+    value.own(copy_of_storage(value.tensor))
+    tape.copied_bytes += value.nbytes
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -44,6 +44,8 @@ class _ForeignArgumentError(Exception):
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the ops of one scope, and turns the tensors that autograd saves into handles."""
 
+    watches_backward = False
+    """Whether it stays during the nodes of a backward pass (see `watching`)."""
     supports_higher_order_operators = True
 
     @classmethod
@@ -175,6 +177,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 info = self._with_costs(info)
                 recompute_us = info.recompute_us
             decision = self._answer(info)
+        elif self._needs_cost:
+            recompute_us = cost_us
         recipe = None
         if decision is not KEEP:
             recipe = self._recipe(origin, args, kwargs, draw, fresh, writes)

@@ -36,8 +36,11 @@ class Handle:
                 make(value, tape)
             elif value.version >= 0 and (why := value.changed()):
                 raise _stale(value, why, "it was saved for backward", tape)
-            assert value.tensor is not None
-            return ref.over(value.tensor)
+            tensor = value.tensor  # held here, it is not evicted
+            assert tensor is not None
+            if tape.room is not None:
+                tape.room.asked(value)
+            return ref.over(tensor)
 
 
 def make(wanted: Value, tape: Tape) -> None:
@@ -54,26 +57,42 @@ def make(wanted: Value, tape: Tape) -> None:
         torch._C._set_grad_enabled(grad_enabled)
 
 
-def _make(wanted: Value, tape: Tape) -> None:
-    pending = [wanted]
-    while pending:
-        value = pending[-1]
-        if value.tensor is not None:
-            pending.pop()
-            continue
-        recipe = value.recipe
-        if recipe is None:
+class _Frame:
+    """An op that waits for its inputs. Those that are there are held, so that none is evicted meanwhile."""
+
+    __slots__ = ("inputs", "missing", "recipe")
+
+    def __init__(self, value: Value) -> None:
+        if value.recipe is None:
             raise ReplayMismatchError(
                 f"the value made by {value.origin} was lost when an earlier backward pass failed: run forward again"
             )
-        ready = True
-        for ref in recipe.refs:
-            if ref.value.tensor is None:
-                pending.append(ref.value)
-                ready = False
-        if ready:
-            _run(recipe, tape)
-            pending.pop()
+        self.recipe = value.recipe
+        self.missing = len(self.recipe.refs)
+        self.inputs: list[Tensor] = []
+
+
+def _make(wanted: Value, tape: Tape) -> None:
+    room = tape.room
+    if room is not None and room.bring_back(wanted):
+        return
+    frames = [_Frame(wanted)]
+    while frames:
+        frame = frames[-1]
+        refs = frame.recipe.refs
+        while frame.missing:
+            value = refs[frame.missing - 1].value
+            tensor = value.tensor
+            if tensor is None:
+                if room is not None and room.bring_back(value):
+                    continue
+                frames.append(_Frame(value))
+                break
+            frame.inputs.append(tensor)
+            frame.missing -= 1
+        else:
+            _run(frame.recipe, tape)
+            frames.pop()
 
 
 def _run(recipe: Recipe, tape: Tape) -> None:
@@ -88,7 +107,7 @@ def _run(recipe: Recipe, tape: Tape) -> None:
     for position, made in recipe.made:
         value = made()
         if value is not None and value.tensor is None:
-            _accept(value, out if type(out) is Tensor else out[position], recipe)
+            _accept(value, out if type(out) is Tensor else out[position], recipe, tape)
 
 
 def _run_in_place(recipe: Recipe, tape: Tape) -> Any:
@@ -103,11 +122,11 @@ def _run_in_place(recipe: Recipe, tape: Tape) -> Any:
         # Overwritten, or half so: either way its memory is not that value any more.
         for write in recipe.writes:
             if write.alone and isinstance(write.target, Ref):
-                write.target.value.tensor = None
+                write.target.value.let_go()
     for write in recipe.writes:
         value = write.made() if write.made is not None else None
         if value is not None and value.tensor is None:
-            value.own(private[_identity(write)])
+            _own(value, private[_identity(write)], tape)
     return out
 
 
@@ -163,7 +182,7 @@ def _base_for_write(write: Write, tape: Tape) -> Tensor:
     return copy_of_storage(tensor)
 
 
-def _accept(value: Value, tensor: Tensor, recipe: Recipe) -> None:
+def _accept(value: Value, tensor: Tensor, recipe: Recipe, tape: Tape) -> None:
     """Take what a replay made, if it is laid out as it was: geometries are absolute."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes != value.nbytes or tensor.stride() != value.stride:
@@ -172,7 +191,15 @@ def _accept(value: Value, tensor: Tensor, recipe: Recipe) -> None:
             f"{value.nbytes} bytes with strides {value.stride}. Keep what this op makes, for example with "
             f"policy | lowtide.SaveOps({recipe.origin.facts.name!r}), and please report it."
         )
-    value.own(tensor)
+    _own(value, tensor, tape)
+
+
+def _own(value: Value, tensor: Tensor, tape: Tape) -> None:
+    """A value has been made again: for good, or under a budget until it has to make room."""
+    if tape.room is not None:
+        tape.room.own(value, tensor)
+    else:
+        value.own(tensor)
 
 
 def copy_of_storage(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -20,19 +21,32 @@ from . import modules
 from .recorder import Recorder
 from .replay import Handle
 from .tape import Tape
-from .torch_private import graph_task, step_aside
+from .torch_private import graph_task, innermost_mode, step_aside
 from .values import Kept, Tensor
+from .watching import yield_to_formula
 
 _recorders: dict[int, Recorder] = {}
 _last: list[Tape] = []
 
 
 def _unpack(handle: Handle | Kept) -> Tensor:
-    if _recorders and graph_task() != -1:
-        recorder = _recorders.get(threading.get_ident())
-        if recorder is not None:
-            step_aside(recorder)
-    return handle.unpack()
+    mode: Any = innermost_mode() if graph_task() != -1 else None
+    watches = getattr(mode, "watches_backward", None)
+    if watches is None:  # none of ours
+        return handle.unpack()
+    if not watches:
+        step_aside()
+        return handle.unpack()
+    if isinstance(handle, Handle) and handle.tape.room is not None:
+        mode.serves(handle.tape.room)
+    tensor = handle.unpack()
+    yield_to_formula(mode.room, tensor)
+    return tensor
+
+
+def current_recorder() -> Recorder | None:
+    """The recorder of the scope that is open in this thread."""
+    return _recorders.get(threading.get_ident())
 
 
 class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
@@ -64,13 +78,11 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
             return self
         thread = threading.get_ident()
         recorder = _recorders.get(thread)
-        if recorder is not None:
+        if recorder is not None and self._nests:
             self._recorder, self._outer = recorder, recorder.policy
             recorder.use(self.policy)
             return self
-        tape = Tape(repr(self.policy))
-        whereabouts = modules.Whereabouts(self.policy, tape)
-        recorder = Recorder(self.policy, tape, whereabouts, self.verify)
+        recorder = self._open()
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, _unpack)
         hooks.__enter__()
         try:
@@ -78,11 +90,22 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
         except BaseException:
             hooks.__exit__()
             raise
-        modules.track(whereabouts)
+        modules.track(recorder.where)
         _recorders[thread] = recorder
-        _last[:] = [tape]
+        _last[:] = [recorder.tape]
         self._recorder, self._hooks = recorder, hooks
         return self
+
+    _nests = True
+    """Inside another scope, whether this one only changes its policy."""
+
+    def _open(self) -> Recorder:
+        """The recorder of an outermost scope."""
+        tape = Tape(repr(self.policy))
+        return Recorder(self.policy, tape, modules.Whereabouts(self.policy, tape), self.verify)
+
+    def _closed(self) -> None:
+        """Called when an outermost scope has ended."""
 
     def __exit__(
         self,
@@ -105,6 +128,7 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
         self._hooks = None
         recorder.table.clear()
         recorder.tape.layers = recorder.where.layers_entered
+        self._closed()
         if kind is None and self.policy.needs_layers and not recorder.where.layers_entered:
             warnings.warn(
                 f"{self.policy!r} met no layers in this scope, so it had nothing to go by. Call the whole model "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,14 +17,19 @@ from . import numerics
 from .torch_private import storage_key
 from .values import Origin, Value, describe
 
+if TYPE_CHECKING:
+    from .room import Room
+
 
 class Tape:
     """The counts of one scope."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, room: Room | None = None) -> None:
         self.policy = policy
         self.settings = numerics.current()
-        self.lock = threading.RLock()  # backward may ask from several threads, one a device
+        self.room = room  # the budget, where there is one
+        # Backward may ask from several threads, one a device; under a budget scopes evict each other's values.
+        self.lock = threading.RLock() if room is None else room.lock
         self.ops = 0
         self.layers = 0
         self.kept_values = 0
@@ -41,6 +47,8 @@ class Tape:
         """Remember a model, to be able to call its parameters by name in an error."""
         self._roots = [ref for ref in self._roots if ref() is not None]
         self._roots.append(weakref.ref(root))
+        if self.room is not None:
+            self.room.ledger.see_module(root)
 
     def pin(self, origin: Origin, why: str) -> None:
         """Note that what this op made is kept although the policy wanted it recomputed."""
@@ -99,4 +107,5 @@ class Tape:
             bytes_copied=self.copied_bytes,
             pinned=tuple(Pinned(*key, count) for key, count in self.pinned.items()),
             foreign=dict(self.foreign),
+            budget=self.room.report() if self.room is not None else None,
         )

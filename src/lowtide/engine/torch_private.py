@@ -47,21 +47,58 @@ def watched_alias_above_kernels(tensor: torch.Tensor) -> torch.Tensor:
     return torch.Tensor._make_subclass(torch.Tensor, tensor)
 
 
+_storage_users: Callable[[int], int] = torch._C._storage_Use_Count
+_tensor_users: Callable[[torch.Tensor], int] = operator.methodcaller("_use_count")
+
+
+def is_alone(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor shares this one's storage, and nothing in C++ holds this tensor."""
+    # Its storage's count has one more for the storage's own Python object.
+    return _storage_users(storage_key(tensor.untyped_storage())) == 2 and _tensor_users(tensor) == 1
+
+
 def below_autograd() -> AbstractContextManager[Any]:
     """Run ops at the level at which they were recorded: no autograd, no autocast, no functorch."""
     guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS)
     return guard
 
 
-def step_aside(mode: Any) -> None:
-    """Take `mode` off this thread's stack until the backward node that is running now has ended.
+def innermost_mode() -> Any:
+    """The dispatch mode that sees ops first in this thread now, or None."""
+    depth = torch._C._len_torch_dispatch_stack()
+    return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
+
+
+def step_aside() -> None:
+    """Take the innermost mode off this thread's stack until the backward node that is running now has ended.
 
     Some gradient formulas (of `prod`, for one) take another path while any dispatch mode is active, and
     differ in the last bit. Autograd sets the stack anew for every node, so nothing has to be put back.
     """
-    depth = torch._C._len_torch_dispatch_stack()
-    if depth and torch._C._get_dispatch_stack_at(depth - 1) is mode:
-        torch._C._pop_torch_dispatch_stack(None)
+    torch._C._pop_torch_dispatch_stack(None)
+
+
+def running_node() -> str:
+    """The name of the backward node that is running now in this thread: "MulBackward0"."""
+    node = torch._C._current_autograd_node()
+    return node.name() if node is not None else ""
+
+
+def wrap_backward(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Have every backward pass that Python starts run through `make(original)`; call the result to undo it.
+
+    `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all go through one function.
+    """
+    home: Any = torch.autograd
+    original = home._engine_run_backward
+    wrapped = make(original)
+    home._engine_run_backward = wrapped
+
+    def undo() -> None:
+        if home._engine_run_backward is wrapped:
+            home._engine_run_backward = original
+
+    return undo
 
 
 def without_modes() -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ references → values. Nothing here runs an op; that is `replay`.
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,9 @@ from .._errors import ReplayMismatchError, StaleSourceError
 from .effects import OpFacts
 from .randomness import Draw
 from .torch_private import storage_key, version_of, watched_alias, watched_alias_above_kernels
+
+if TYPE_CHECKING:
+    from .eviction import Seat
 
 Tensor = torch.Tensor
 
@@ -62,6 +65,7 @@ class Value:
         "origin",
         "recipe",
         "recompute_us",
+        "seat",
         "stride",
         "tensor",
         "version",
@@ -80,22 +84,31 @@ class Value:
         self.alias: weakref.ref[Tensor] | None = None  # one that autograd saved, to hold instead of a new one
         self.recompute_us = 0.0
         self.stride: tuple[int, ...] | None = None
+        self.seat: Seat | None = None  # for values that may be evicted
 
-    def hold(self, tensor: Tensor, storage: torch.UntypedStorage) -> None:
-        """Hold the user's memory from now on, and watch it (Rules 5 and 11)."""
+    def hold(self, tensor: Tensor, storage: torch.UntypedStorage, *, for_now: bool = False) -> None:
+        """Hold the user's memory from now on, and watch it (Rules 5 and 11); `for_now` it can still be made again."""
         saved = self.alias() if self.alias is not None else None
         self.tensor = saved if saved is not None else watched_alias(tensor)
         # Inference tensors count no versions, and cannot be written where it would matter.
         self.version = UNWATCHED if tensor.is_inference() else version_of(self.tensor)
         self.address = storage.data_ptr()
-        self.recipe = None
-        self.blank = False
+        if not for_now:
+            self.recipe = None
+            self.blank = False
 
-    def own(self, tensor: Tensor) -> None:
+    def own(self, tensor: Tensor, *, for_now: bool = False) -> None:
         """Hold memory that nobody else can reach: a copy, or what a replay made."""
         self.tensor = tensor
         self.version = UNWATCHED
-        self.recipe = None
+        if not for_now:
+            self.recipe = None
+
+    def let_go(self) -> None:
+        """Hold its memory no longer: the content can be made again, or is kept elsewhere."""
+        self.tensor = None
+        self.version = UNWATCHED
+        self.alias = None
 
     def changed(self) -> str | None:
         """What happened to watched memory since it was held, or None (Rule 11)."""

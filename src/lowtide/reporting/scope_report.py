@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._units import format_bytes
+from .room_report import RoomReport
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class ScopeReport:
     pinned: tuple[Pinned, ...]
     foreign: dict[str, int]
     """Tensor classes without a storage of their own, left as they are, and how often they were met."""
+    budget: RoomReport | None = None
+    """For a scope with a budget."""
 
     def __str__(self) -> str:
         lines = [
@@ -47,6 +50,8 @@ class ScopeReport:
             f"recomputed      {self.values_recomputed:,} values, {format_bytes(self.bytes_recomputed)}",
             f"from outside    {self.values_from_outside:,} saved references",
         ]
+        if self.budget is not None:
+            lines.append(str(self.budget))
         if self.layers:
             lines.append(f"layers          {self.layers}")
         if self.bytes_copied:

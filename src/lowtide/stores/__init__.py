@@ -6,7 +6,9 @@ MemoryDouble is for tests. They store tensors and know nothing of plans.
 
 from __future__ import annotations
 
-from ._contract import DamagedValueError, Store, StoreError, StoreStats, Ticket
+from .._errors import DamagedValueError, StoreError
+from ._contract import Store, StoreStats, Ticket
+from ._timeline import Span
 from .device import DeviceStore
 from .disk import DiskStore
 from .host import HostStore
@@ -18,6 +20,7 @@ __all__ = [
     "DiskStore",
     "HostStore",
     "MemoryDouble",
+    "Span",
     "Store",
     "StoreError",
     "StoreStats",

@@ -2,11 +2,16 @@
 
 Guaranteed by every tier: `fetch` gives the bits, dtype, shape, strides and device that were put, or raises;
 a value is stored until its ticket is dropped, or nobody holds the ticket any more, or the store is closed.
-What is put must not be changed afterwards, and neither must what is fetched: while a value is still in
-memory both are the same memory. A store knows tensors and bytes; what to put, and when, is for others.
+A fetch ends nothing: whoever lets go of a fetched tensor and keeps the ticket has evicted the value a second time,
+at no cost, and may fetch again. A store knows tensors and bytes; what to put, and when, is for others.
 
-StoreError                  a store cannot do what was asked: it is closed, or a value could not be read
-└── DamagedValueError       a value came back from the disk other than it went there
+What is put must not be changed afterwards, and neither must what is fetched: while a value is still in memory
+both are the same memory. Where a value that is still in memory was changed in place by torch, `fetch` raises.
+
+While a store makes or frees a tensor it holds no lock, or one that lets the same thread in again: a dispatch mode
+that sees the one, or a weak reference that is told of the other, may use the store (but what is told of in one of
+the store's own threads cannot wait there, and gets an error). A finalizer that the garbage collector may run
+anywhere lets go of its ticket and calls nothing.
 """
 
 from __future__ import annotations
@@ -19,19 +24,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from .._errors import ArgumentError, LowtideError
+from .._errors import ArgumentError, DamagedValueError, StoreError
 from ._geometry import Geometry
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # Python 3.10 has none of its own; torch brings it
-
-
-class StoreError(LowtideError, RuntimeError):
-    """A store cannot do what was asked."""
-
-
-class DamagedValueError(StoreError):
-    """A value is no longer what was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +65,47 @@ class StoreStats:
 class Entry:
     """What a store knows about one value. Held by its ticket."""
 
-    __slots__ = ("dropped", "fell_back", "geometry", "name", "tensor")
+    __slots__ = ("dropped", "fell_back", "geometry", "name", "tensor", "version")
 
     def __init__(self, name: str, geometry: Geometry, tensor: torch.Tensor | None = None) -> None:
         self.name = name
         self.geometry = geometry
-        self.tensor = tensor
         self.dropped = False
         self.fell_back = False
+        self.tensor: torch.Tensor | None = None
+        self.version: int | None = None
+        if tensor is not None:
+            self.hold(tensor)
 
     @property
     def nbytes(self) -> int:
         """How many bytes the value has."""
         return self.geometry.nbytes
 
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Have the value in memory, as it is now."""
+        self.tensor = tensor
+        self.version = _version(tensor)
+
+    def harm(self, tensor: torch.Tensor) -> str | None:
+        """What was done to `tensor`, the value in memory, since it was put; None if nothing was."""
+        if self.nbytes and tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize:  # counted from null
+            return "its memory was given back after it was put, by resizing its storage"
+        if _version(tensor) != self.version:
+            return "it was changed in place after it was put, while it was still in memory"
+        return None
+
+    def damaged(self, harm: str) -> DamagedValueError:
+        """The error for a value in memory that is no longer what was put."""
+        return DamagedValueError(f"{self} is damaged: {harm}. Put a copy of what will be changed, or put it later")
+
     def __str__(self) -> str:
         return f"{self.name!r} ({self.geometry})" if self.name else f"a value ({self.geometry})"
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often torch has changed it in place, where torch counts that."""
+    return None if tensor.is_inference() else tensor._version
 
 
 class Ticket:
@@ -134,12 +156,32 @@ class Store(ABC):
     def fetch(self, ticket: Ticket) -> torch.Tensor:
         """The value, without history, waiting for it where needed. It stays stored until it is dropped."""
 
+    def is_resident(self, ticket: Ticket) -> bool:
+        """Whether `fetch` would give the value at once, from memory. Never waits for a disk or a device.
+
+        Of this moment: a value that was put goes when it has been written.
+        """
+        return self._entry_of(ticket).tensor is not None
+
+    def bytes_to_fetch(self, ticket: Ticket) -> int:
+        """How much memory, on the value's device, `fetch` would newly take for it now; 0 where it is resident."""
+        return 0 if self.is_resident(ticket) else ticket.nbytes
+
     def prefetch(self, ticket: Ticket) -> None:
         """Say that `ticket` will be fetched soon, in the order of these calls. Returns at once.
 
         A hint: a tier that gains nothing by it only checks the ticket.
         """
         self._entry_of(ticket)
+
+    def settle(self, nbytes: int) -> int:
+        """Wait until `nbytes` of what was put and is still in memory have left it; how many bytes did.
+
+        Fewer if nothing is on its way any more, as with a tier where nothing ever is. A value that cannot be
+        written (`ticket.fell_back`) does not leave. Memory that others hold too is theirs to let go.
+        """
+        self._check_open()
+        return 0
 
     @abstractmethod
     def drop(self, ticket: Ticket) -> None:

@@ -36,12 +36,13 @@ class Read:
 
 
 class SpooledEntry(Entry):
-    """A value that is in memory (`tensor`), on the disk (`written`), or both for an instant."""
+    """A value that is in memory (`tensor`), on the disk (`written`), or lost because it was changed (`harmed`)."""
 
-    __slots__ = ("in_flight", "read", "readers", "writing", "written")
+    __slots__ = ("harmed", "in_flight", "read", "readers", "writing", "written")
 
     def __init__(self, name: str, geometry: Geometry, tensor: torch.Tensor) -> None:
         super().__init__(name, geometry, tensor)
+        self.harmed: str | None = None
         self.in_flight = 0  # what it counts against the bound
         self.writing = False
         self.written: Written | None = None

@@ -3,39 +3,69 @@
 Guaranteed: never more than `max_in_flight_bytes` wait to be written and never more than `max_ahead_bytes`
 are read ahead; a value's memory is held until it is written, and no longer; a value whose write fails stays
 in memory. All tensors are made in the thread that calls, never in a background thread, so that whoever
-counts memory there sees them. The threads hold this object and never the store, which can so be collected.
+counts memory there sees them. None is made or freed under the lock, because whoever is told of it may come
+back here. The threads hold this object and never the store, which can so be collected.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from ._contract import StoreError, StoreStats
+from .._errors import StoreError
+from ._contract import StoreStats
 from ._geometry import bytes_of
 from ._io_threads import IoThreads
 from ._spill_file import SpillFile, Stopped, Written
 from ._spooled_entry import Read, SpooledEntry, State
+from ._timeline import Kind, Timeline
+
+PATIENCE_SECONDS = 10.0  # of `close` with a fetch in another thread, or one whose end an interrupt has cut off
+
+
+class _Trash:
+    """What is freed after the lock: `with trash, lock:`, since only a lock's own `with` is safe from interrupts."""
+
+    def __init__(self) -> None:
+        self._things: list[object] = []
+
+    def throw(self, *things: object) -> None:
+        """Have these freed later."""
+        self._things.extend(things)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        _things, self._things = self._things, []
 
 
 class Spooler:
     """Writes entries behind the caller's back, and reads them ahead of it."""
 
-    def __init__(self, file: SpillFile, threads: int, max_in_flight_bytes: int, max_ahead_bytes: int) -> None:
+    def __init__(
+        self, file: SpillFile, threads: int, max_in_flight_bytes: int, max_ahead_bytes: int, timeline: Timeline
+    ) -> None:
         self.file = file
+        self.timeline = timeline
         self.max_in_flight_bytes = max_in_flight_bytes
         self.max_ahead_bytes = max_ahead_bytes
         self.closed = False
         self.mishap: str | None = None  # why the first write failed, until somebody has been told
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._bells: list[threading.Lock] = []  # of those who wait; see `_until`
         self._entries: set[SpooledEntry] = set()
+        self._forgotten: deque[SpooledEntry] = deque()
+        self._trash = _Trash()
         self._wanted: dict[SpooledEntry, None] = {}  # in the order of the hints
         self._fetching = 0  # threads reading in `fetch`
         self._in_flight = self._peak_in_flight = self._ahead = self._peak_ahead = 0
+        self._left = 0  # of what was in flight: written or dropped
         self._stored = self._kept = self._put = self._fetched = self._hits = self._fallbacks = 0
         self._put_wait = self._fetch_wait = 0.0
         # Two lanes, so that a read never stands behind writes.
@@ -50,111 +80,136 @@ class Spooler:
         """Take `entry` in, once there is room. One that is larger than the bound is written before this returns."""
         nbytes = entry.nbytes
         waits = nbytes <= self.max_in_flight_bytes
-        with self._changed:
-            if waits:
-                self._put_wait += self._wait(lambda: self._in_flight + nbytes <= self.max_in_flight_bytes)
-                entry.in_flight = nbytes
-                self._in_flight += nbytes
-                self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
-            else:
-                self._wait(lambda: True)
-            self._entries.add(entry)
+
+        def enter() -> bool:
+            if waits and self._in_flight + nbytes > self.max_in_flight_bytes:
+                return False
+            # No call in between, at which an interrupt could come, until it is an entry that can be dropped.
+            entry.in_flight = nbytes if waits else 0
+            self._in_flight += entry.in_flight
             self._put += nbytes
             self._stored += nbytes
+            self._entries.add(entry)
+            self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
+            return True
+
+        def gone() -> bool:
+            return (entry.tensor is None and not entry.writing) or entry.fell_back or entry.dropped
+
+        self._put_wait += self._until(enter, "wait for write", nbytes, entry.name)
         self._writers.submit(partial(self._write, entry))
         if not waits:
-            with self._changed:
-                self._put_wait += self._wait(lambda: entry.written is not None or entry.fell_back or entry.dropped)
+            self._put_wait += self._until(gone, "wait for write", nbytes, entry.name)
 
     def fetch(self, entry: SpooledEntry) -> torch.Tensor:
         """The value in memory: what is still there, or was read ahead, or is read now."""
-        with self._changed:
+        tensor: torch.Tensor | None = None
+        written: Written | None = None
+        reading = done = False
+        started = 0.0
+
+        def take() -> bool:
+            nonlocal tensor, written, reading, done, started
             self._check(entry)
+            read = entry.read
+            if read is not None and read.state is State.RUNNING:
+                return False
             self._wanted.pop(entry, None)
-            if entry.tensor is not None:
-                self._fetched += entry.nbytes
-                return entry.tensor
-            read, entry.read = entry.read, None
-            buffer, done = (None, False) if read is None else self._take(entry, read)
+            tensor, entry.read = entry.tensor, None
+            harm = entry.harmed if tensor is None else entry.harm(tensor)
+            if harm is not None:
+                raise entry.damaged(harm)
+            done = tensor is not None
+            if read is not None:
+                done = read.state is State.DONE
+                tensor, read.buffer = read.buffer, None  # a job that comes too late must not hold it
+                read.state = State.TAKEN
+                self._ahead -= entry.nbytes
+                self._hits += done
             if done:
                 self._fetched += entry.nbytes
             else:
-                self._check(entry)  # waiting lets others in
+                written = entry.written
+                started = time.perf_counter()
                 entry.readers += 1
                 self._fetching += 1
-            written = entry.written
-        if done:
-            assert buffer is not None
-            self._go_ahead()
-            return buffer
-        started = time.perf_counter()
+                reading = True
+            return True
+
         try:
+            self._fetch_wait += self._until(take, "wait for read", entry.nbytes, entry.name)
             self._go_ahead()  # first, to be read while this one is
             # A prefetch that failed comes here too, and is told what is wrong if it still is.
-            if buffer is None:
-                buffer = entry.geometry.empty()
-            assert written is not None
-            self.file.read(written, bytes_of(buffer), entry)
+            if tensor is None:
+                tensor = entry.geometry.empty()
+            if reading:
+                assert written is not None
+                self._read(entry, written, tensor)
+                done = True
         finally:
-            with self._changed:
-                self._fetch_wait += time.perf_counter() - started
-                self._fetching -= 1
-                self._reader_left(entry)
-        with self._changed:
-            self._fetched += entry.nbytes
-        return buffer
+            if reading:
+                with self._trash, self._lock:
+                    self._fetching -= 1
+                    self._fetch_wait += time.perf_counter() - started
+                    self._fetched += entry.nbytes if done else 0
+                    self._reader_left(entry)
+                self.timeline.add("wait for read", started, entry.nbytes, entry.name)
+        return tensor
+
+    def is_resident(self, entry: SpooledEntry) -> bool:
+        """Whether `fetch` would neither read nor wait."""
+        with self._trash, self._lock:
+            return entry.tensor is not None or (entry.read is not None and entry.read.state is State.DONE)
+
+    def has_memory(self, entry: SpooledEntry) -> bool:
+        """Whether the memory that `fetch` will give is there, filled or not."""
+        with self._trash, self._lock:
+            return entry.tensor is not None or (entry.read is not None and entry.read.buffer is not None)
 
     def prefetch(self, entry: SpooledEntry) -> None:
         """Read `entry` ahead as soon as there is room and its turn has come."""
-        with self._changed:
+        with self._trash, self._lock:
             self._check(entry)
-            if entry.read is not None or entry.fell_back or entry.nbytes > self.max_ahead_bytes:
+            if entry.read is not None or entry.fell_back or entry.harmed or entry.nbytes > self.max_ahead_bytes:
                 return
             self._wanted[entry] = None
         self._go_ahead()
 
     def drop(self, entry: SpooledEntry) -> None:
         """Forget `entry`; what a thread is busy with is given back when it is through."""
-        with self._changed:
-            if self.closed or entry not in self._entries:  # or its put was interrupted
-                return
-            entry.dropped = True
-            self._entries.remove(entry)
-            self._wanted.pop(entry, None)
-            self._stored -= entry.nbytes
-            if entry.fell_back:
-                self._kept -= entry.nbytes
-            entry.tensor = None
-            if not entry.writing:
-                self._in_flight -= entry.in_flight
-                entry.in_flight = 0
-            read, entry.read = entry.read, None
-            if read is not None:
-                if read.state is State.RUNNING:
-                    read.abandoned = True
-                else:
-                    read.state = State.TAKEN
-                    read.buffer = None
-                    self._ahead -= entry.nbytes
-            if entry.readers == 0:
-                self._release(entry)
-            self._changed.notify_all()
-        if self._wanted and not self._readers.has_current():
+        with self._trash, self._lock:
+            self._discard(entry)
+        if self._wanted:
             self._go_ahead()
 
     def forget(self, entry: SpooledEntry) -> None:
-        """Drop `entry` soon, without a lock now."""
+        """Drop `entry` without a lock: its memory now, the rest when somebody has the lock."""
         if not self.closed:
-            self._readers.submit(partial(self.drop, entry))
+            self._forgotten.append(entry)  # first: an interrupt here loses what comes after it
+        entry.dropped = True  # ends a write at its next block
+        entry.tensor = None
+        read = entry.read
+        if read is not None:
+            read.buffer = None
+        if not self.closed:
+            self._readers.submit(self._tidy)
+
+    def settle(self, nbytes: int) -> int:
+        """Wait until `nbytes` of what is in flight have left, or nothing is in flight; how many have left."""
+        with self._trash, self._lock:
+            self._sweep()  # which counts what is gone already
+            before = self._left
+        self._until(lambda: self._left - before >= nbytes or self._in_flight == 0, "wait for write", nbytes)
+        return self._left - before
 
     def flush(self) -> None:
         """Wait until nothing is waiting to be written."""
-        with self._changed:
-            self._wait(lambda: self._in_flight == 0)
+        self._until(lambda: self._in_flight == 0, "wait for write", self._in_flight)
 
     def stats(self) -> StoreStats:
         """The counts, all of one moment."""
-        with self._changed:
+        with self._trash, self._lock:
+            self._sweep()
             return StoreStats(
                 tier="disk",
                 values=len(self._entries),
@@ -180,20 +235,22 @@ class Spooler:
         self._readers.stop()
         if self._writers.has_current() or self._readers.has_current():
             return  # the garbage collector came by in one of them: they end by themselves, and the file with them
-        with self._changed:
-            self._changed.notify_all()
+        self._tidy()
         self._writers.join()
         self._readers.join()
-        with self._changed:
-            while self._fetching:
-                self._changed.wait()
+        end = time.monotonic() + PATIENCE_SECONDS
+        while self._fetching and time.monotonic() < end:
+            self._bell().acquire(timeout=0.5)
+        with self._trash, self._lock:
             for entry in self._entries:
                 entry.dropped = True
+                self._trash.throw(entry.tensor, entry.read)
                 entry.tensor = entry.read = None
             self._entries.clear()
             self._wanted.clear()
             self._stored = self._kept = self._in_flight = self._ahead = 0
-        self.file.close()
+        if not self._fetching:  # else it is closed with the last who holds it
+            self.file.close()
 
     def abandon(self) -> None:
         """Close the file in a forked child, where the threads are not and the locks may be held for ever."""
@@ -209,29 +266,32 @@ class Spooler:
             ) from failure
 
     def _write(self, entry: SpooledEntry) -> None:
-        with self._changed:
+        with self._trash, self._lock:
+            self._sweep()
             tensor = entry.tensor
             if entry.dropped or self.closed or tensor is None:
                 return
             entry.writing = True
         written: Written | None = None
         mishap: str | None = None
+        harm = entry.harm(tensor)
         try:
-            written = self.file.write(bytes_of(tensor), stop=lambda: entry.dropped or self.closed)
+            if harm is None:
+                with self.timeline.span("write", entry.nbytes, entry.name):
+                    written = self.file.write(bytes_of(tensor), stop=lambda: entry.dropped or self.closed)
+                harm = entry.harm(tensor)
         except Stopped:
             pass
         except BaseException as error:
             mishap = f"{type(error).__name__}: {error}"
         del tensor
-        self._wrote(entry, written, mishap)
+        self._wrote(entry, written, harm, mishap)
 
-    def _wrote(self, entry: SpooledEntry, written: Written | None, mishap: str | None) -> None:
-        with self._changed:
-            entry.writing = False
-            self._in_flight -= entry.in_flight
-            entry.in_flight = 0
+    def _wrote(self, entry: SpooledEntry, written: Written | None, harm: str | None, mishap: str | None) -> None:
+        with self._trash, self._lock:
             entry.written = written
-            if entry.dropped:
+            entry.harmed = harm
+            if entry.dropped or harm is not None:
                 self._release(entry)
             elif mishap is not None:
                 entry.fell_back = True
@@ -239,14 +299,62 @@ class Spooler:
                 self._fallbacks += 1
                 if self._fallbacks == 1:
                     self.mishap = mishap
-            elif written is not None:
-                entry.tensor = None
-            self._changed.notify_all()
+            tensor = None
+            if written is not None or harm is not None:
+                tensor, entry.tensor = entry.tensor, None
+        del tensor
+        with self._trash, self._lock:  # only now it has left
+            entry.writing = False
+            self._leave(entry)
+
+    def _leave(self, entry: SpooledEntry) -> None:
+        """It waits no longer; its memory is gone, unless it fell back."""
+        self._in_flight -= entry.in_flight
+        if not entry.fell_back:
+            self._left += entry.in_flight
+        entry.in_flight = 0
+        self._ring()
+
+    def _discard(self, entry: SpooledEntry) -> None:
+        nbytes = entry.nbytes
+        if entry not in self._entries:  # or its put was interrupted
+            return
+        # No call in between, as in `put`: an interrupt finds it counted, or not.
+        entry.dropped = True
+        self._stored -= nbytes
+        if entry.fell_back:
+            self._kept -= nbytes
+        if not entry.writing:
+            self._in_flight -= entry.in_flight
+            self._left += entry.in_flight
+            entry.in_flight = 0
+        self._entries.remove(entry)
+        self._wanted.pop(entry, None)
+        self._trash.throw(entry.tensor)
+        entry.tensor = None
+        read, entry.read = entry.read, None
+        if read is not None:
+            if read.state is State.RUNNING:
+                read.abandoned = True
+            else:
+                read.state = State.TAKEN
+                self._trash.throw(read.buffer)
+                read.buffer = None
+                self._ahead -= entry.nbytes
+        if entry.readers == 0:
+            self._release(entry)
+        self._ring()
+
+    def _tidy(self) -> None:
+        """Drop what was forgotten, and have everybody who waits look again."""
+        with self._trash, self._lock:
+            self._sweep()
+            self._ring()
 
     def _go_ahead(self) -> None:
         """Begin the reads whose turn it is and for which there is room."""
         begun: list[tuple[SpooledEntry, Read]] = []
-        with self._changed:
+        with self._trash, self._lock:
             for entry in self._wanted:
                 if entry.written is None:
                     continue  # still in memory, which is as good
@@ -268,69 +376,54 @@ class Spooler:
                     return  # no memory for a hint
                 raise
             del begun[0]
-            with self._changed:
-                if read.state is not State.QUEUED:
+            with self._trash, self._lock:
+                if read.state is not State.QUEUED or entry.dropped:
                     continue
                 read.buffer = buffer
             self._readers.submit(partial(self._read_ahead, entry, read))
 
     def _give_up(self, begun: list[tuple[SpooledEntry, Read]]) -> None:
         """Let the reads be that nobody has taken over."""
-        with self._changed:
+        with self._trash, self._lock:
             for entry, read in begun:
                 if read.state is State.QUEUED:
                     read.state = State.TAKEN
                     entry.read = None
                     self._ahead -= entry.nbytes
 
-    def _take(self, entry: SpooledEntry, read: Read) -> tuple[torch.Tensor | None, bool]:
-        """The buffer of a prefetch, and whether it is filled: it is waited for if a thread is at it."""
-        if read.state is State.QUEUED:
-            read.state = State.TAKEN
-        try:
-            self._fetch_wait += self._wait(lambda: read.state is not State.RUNNING)
-        except BaseException:
-            if read.state is State.RUNNING:
-                read.abandoned = True
-            else:
-                self._ahead -= entry.nbytes
-            raise
-        self._ahead -= entry.nbytes
-        done = read.state is State.DONE
-        self._hits += done
-        buffer, read.buffer = read.buffer, None  # a job that comes too late must not hold it
-        return buffer, done
-
     def _read_ahead(self, entry: SpooledEntry, read: Read) -> None:
-        with self._changed:
-            if read.state is not State.QUEUED or self.closed:
+        with self._trash, self._lock:
+            buffer, written = read.buffer, entry.written
+            if read.state is not State.QUEUED or self.closed or buffer is None or written is None:
                 return
             read.state = State.RUNNING
-            buffer, written = read.buffer, entry.written
             entry.readers += 1
         state = State.FAILED
         try:
-            assert buffer is not None
-            assert written is not None
-            self.file.read(written, bytes_of(buffer), entry)
+            self._read(entry, written, buffer)
             state = State.DONE
         except (StoreError, MemoryError):
             pass  # whoever fetches reads again, and gets the error
         finally:
             del buffer
-            with self._changed:
+            with self._trash, self._lock:
                 read.state = state
                 if read.abandoned or state is State.FAILED:
+                    self._trash.throw(read.buffer)
                     read.buffer = None
                 if read.abandoned:
                     self._ahead -= entry.nbytes
                 self._reader_left(entry)
 
+    def _read(self, entry: SpooledEntry, written: Written, buffer: torch.Tensor) -> None:
+        with self.timeline.span("read", entry.nbytes, entry.name):
+            self.file.read(written, bytes_of(buffer), entry)
+
     def _reader_left(self, entry: SpooledEntry) -> None:
         entry.readers -= 1
         if entry.dropped and entry.readers == 0:
             self._release(entry)
-        self._changed.notify_all()
+        self._ring()
 
     def _release(self, entry: SpooledEntry) -> None:
         """Have the room on the disk given back, by a writer: before the next write, and not in the caller's time."""
@@ -342,15 +435,48 @@ class Spooler:
         if self.closed or entry.dropped:
             raise StoreError(f"{entry} was dropped, or its store closed, by another thread while it was used")
 
-    def _wait(self, ready: Callable[[], bool]) -> float:
-        """Wait until `ready`, with the lock; how many seconds that took."""
-        if ready() and not self.closed:
-            return 0.0
-        started = time.perf_counter()
+    def _sweep(self) -> None:
+        while self._forgotten:
+            self._discard(self._forgotten[0])
+            self._forgotten.popleft()
+
+    def _until(self, attempt: Callable[[], bool], kind: Kind, nbytes: int, name: str = "") -> float:
+        """Make an `attempt`, with the lock, whenever something has changed, until it is one; the seconds waited.
+
+        Nothing is held in between, so that an interrupt (which comes while one waits) finds all in order. A condition
+        variable would take its lock again on the way out, and an interrupt just then would let go of one not held.
+        """
+        started = None
         while True:
-            if self.closed:
-                raise StoreError("the disk store was closed by another thread while this one waited for it")
-            self.check_threads()
-            if ready():
-                return time.perf_counter() - started
-            self._changed.wait(1.0)  # a thread that failed cannot always say so
+            with self._trash, self._lock:
+                if self.closed:
+                    raise StoreError("the disk store was closed by another thread while this one waited for it")
+                self.check_threads()
+                self._sweep()
+                if attempt():
+                    break
+                if self._writers.has_current() or self._readers.has_current():
+                    raise StoreError(
+                        "a thread of the disk store cannot wait for itself: it runs a callback that must not wait"
+                    )
+                bell = self._bell()
+            if started is None:
+                started = time.perf_counter()
+            bell.acquire(timeout=1.0)  # a thread that failed cannot always say so
+        if started is None:
+            return 0.0
+        self.timeline.add(kind, started, nbytes, name)
+        return time.perf_counter() - started
+
+    def _bell(self) -> threading.Lock:
+        """A lock that can be taken when something has changed."""
+        bell = threading.Lock()
+        bell.acquire()
+        self._bells.append(bell)
+        return bell
+
+    def _ring(self) -> None:
+        """Something has changed."""
+        bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.release()

@@ -11,7 +11,8 @@ from collections import deque
 
 import torch
 
-from ._contract import Entry, Store, StoreError, StoreStats, Ticket
+from .._errors import StoreError
+from ._contract import Entry, Store, StoreStats, Ticket
 from ._geometry import geometry_of
 
 
@@ -52,6 +53,9 @@ class DeviceStore(Store):
             if tensor is None:
                 raise StoreError(f"{entry} was dropped, or its store closed, by another thread while it was fetched")
             self._fetched_bytes += entry.nbytes
+        harm = entry.harm(tensor)
+        if harm is not None:
+            raise entry.damaged(harm)
         return tensor
 
     def drop(self, ticket: Ticket) -> None:
@@ -59,7 +63,8 @@ class DeviceStore(Store):
         entry = self._own(ticket)
         with self._lock:
             self._sweep()
-            self._remove(entry)
+            freed = self._remove(entry)
+        del freed  # without the lock
 
     def stats(self) -> StoreStats:
         """What happened until now."""
@@ -78,8 +83,8 @@ class DeviceStore(Store):
         """Let go of everything."""
         with self._lock:
             self._closed = True
-            for entry in list(self._entries):
-                self._remove(entry)
+            freed = [self._remove(entry) for entry in list(self._entries)]
+        del freed
 
     def _forget(self, entry: Entry) -> None:
         entry.tensor = None  # at once; the counts follow when somebody has the lock
@@ -89,9 +94,11 @@ class DeviceStore(Store):
         while self._forgotten:
             self._remove(self._forgotten.popleft())
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: Entry) -> torch.Tensor | None:
+        """Forget `entry`; its tensor, to be freed without the lock."""
+        tensor, entry.tensor = entry.tensor, None
         if not entry.dropped:
             entry.dropped = True
-            entry.tensor = None
             self._entries.discard(entry)
             self._stored_bytes -= entry.nbytes
+        return tensor

@@ -6,6 +6,11 @@ be written: memory is bounded, not only moved. `prefetch` has values read in the
 nothing: that value stays in memory, one `LowtideWarning` is issued, and `ticket.fell_back` says so. A damaged
 block is a `DamagedValueError`, never a wrong value. Nothing is left behind, however the process ends.
 
+Memory is made in the calling thread only: by `fetch`, what `bytes_to_fetch` says; by `fetch`, `prefetch` and `drop`,
+what was hinted at and has its turn, within `max_ahead_bytes`; by `put`, nothing (on an accelerator, a copy in ordinary
+memory). It is freed by a writer thread as soon as it is written, without a lock; by whoever lets a ticket go.
+A value stays on the disk when it was fetched: letting go of the tensor again writes nothing.
+
 Not done: the operating system's page cache is used and not bypassed (it gives way when memory is short, and is
 not counted here); values of an accelerator are copied to ordinary memory first, synchronously (untested
 on a GPU); the file is not encrypted. A store belongs to the process that made it and says so after a fork.
@@ -20,13 +25,14 @@ from typing import cast
 
 import torch
 
-from .._errors import ArgumentError, LowtideWarning
+from .._errors import ArgumentError, LowtideWarning, StoreError
 from .._units import parse_bytes
-from ._contract import Entry, Store, StoreError, StoreStats, Ticket
+from ._contract import Entry, Store, StoreStats, Ticket
 from ._geometry import Geometry, geometry_of
 from ._spill_file import SpillFile
 from ._spooled_entry import SpooledEntry
 from ._spooler import Spooler
+from ._timeline import Span, Timeline
 
 _CPU = torch.device("cpu")
 
@@ -36,6 +42,7 @@ class DiskStore(Store):
 
     `directory` should be on a local disk (a tmpfs is memory); it is made, for this user only, if it does not
     exist, and is the system's directory for temporary files if not given. `threads` write and as many read.
+    With `record_timeline`, `timeline()` tells when the disk was busy and when somebody waited for it.
 
     >>> import torch
     >>> from lowtide.stores import DiskStore
@@ -54,13 +61,14 @@ class DiskStore(Store):
         max_in_flight_bytes: str | int = "256 MiB",
         max_ahead_bytes: str | int | None = None,
         threads: int = 2,
+        record_timeline: bool = False,
     ) -> None:
         in_flight = parse_bytes(max_in_flight_bytes)
         ahead = parse_bytes(max_ahead_bytes) if max_ahead_bytes is not None else in_flight
         if threads < 1:
             raise ArgumentError(f"a disk store needs at least one thread, not {threads}")
         self._pid = os.getpid()
-        self._spooler = Spooler(SpillFile(directory), threads, in_flight, ahead)
+        self._spooler = Spooler(SpillFile(directory), threads, in_flight, ahead, Timeline(record_timeline))
         self._end = weakref.finalize(self, _end, self._spooler, self._pid)
 
     @property
@@ -100,6 +108,17 @@ class DiskStore(Store):
         tensor = self._spooler.fetch(entry)
         return tensor if geometry.device == _CPU else geometry.empty().copy_(tensor)
 
+    def is_resident(self, ticket: Ticket) -> bool:
+        """Whether the value is still, or already, in memory."""
+        entry = self._entry_of(ticket)
+        return cast(_DiskTicket, ticket).geometry.device == _CPU and self._spooler.is_resident(entry)
+
+    def bytes_to_fetch(self, ticket: Ticket) -> int:
+        """What `fetch` would newly take: nothing also for what is being read ahead, whose memory is there."""
+        entry = self._entry_of(ticket)
+        there = cast(_DiskTicket, ticket).geometry.device == _CPU and self._spooler.has_memory(entry)
+        return 0 if there else entry.nbytes
+
     def prefetch(self, ticket: Ticket) -> None:
         """Have the value read in the background, after those hinted at before. Returns at once.
 
@@ -113,12 +132,24 @@ class DiskStore(Store):
         self._check_process()
         self._spooler.drop(cast(SpooledEntry, entry))
 
+    def settle(self, nbytes: int) -> int:
+        """Wait until `nbytes` of what waits to be written have left memory, or nothing waits; how many did."""
+        self._check_process()
+        self._check_open()
+        left = self._spooler.settle(nbytes)
+        self._tell()
+        return left
+
     def flush(self) -> None:
         """Wait until everything put is on the disk, or has fallen back to memory."""
         self._check_process()
         self._check_open()
         self._spooler.flush()
         self._tell()
+
+    def timeline(self) -> tuple[Span, ...]:
+        """What was recorded until now, in the order in which it ended. Also after `close`."""
+        return self._spooler.timeline.spans()
 
     def stats(self) -> StoreStats:
         """What happened until now."""

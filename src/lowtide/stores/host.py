@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import torch
 
-from .._errors import ArgumentError
+from .._errors import ArgumentError, StoreError
 from .._units import parse_bytes
-from ._contract import Entry, Store, StoreError, StoreStats, Ticket
+from ._contract import Entry, Store, StoreStats, Ticket
 from ._geometry import Geometry, geometry_of
 
 
@@ -118,7 +118,7 @@ class HostStore(Store):
         self._max_in_flight = parse_bytes(max_in_flight_bytes)
         self._max_ahead = parse_bytes(max_ahead_bytes) if max_ahead_bytes is not None else self._max_in_flight
         self._copies = copies if copies is not None else AcceleratorCopies()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what sees memory being taken or freed may come back here
         self._entries: set[_HostEntry] = set()
         self._forgotten: deque[_HostEntry] = deque()
         self._leaving: deque[tuple[Copy, int]] = deque()  # oldest first
@@ -143,8 +143,8 @@ class HostStore(Store):
             waited = self._make_room(entry.nbytes)
             assert entry.host is not None
             entry.outgoing = self._copies.start(entry.host, source)
-            self._leaving.append((entry.outgoing, entry.nbytes))
             self._entries.add(entry)
+            self._leaving.append((entry.outgoing, entry.nbytes))
             stats = self._stats
             in_flight = stats.in_flight_bytes + entry.nbytes
             self._count(
@@ -177,6 +177,21 @@ class HostStore(Store):
             self._count(fetched_bytes=self._stats.fetched_bytes + entry.nbytes)
             self._go_ahead()
         return tensor
+
+    def is_resident(self, ticket: Ticket) -> bool:
+        """Whether the value is back on its device, or on its way there."""
+        return self._host_entry_of(ticket).ahead is not None
+
+    def settle(self, nbytes: int) -> int:
+        """Wait for the oldest copies on their way to the host, until `nbytes` have left the device."""
+        self._check_open()
+        with self._lock:
+            self._sweep()
+            before = self._stats.in_flight_bytes
+            while self._leaving and before - self._stats.in_flight_bytes < nbytes:
+                self._leaving[0][0].wait()
+                self._sweep()
+            return max(0, before - self._stats.in_flight_bytes)
 
     def prefetch(self, ticket: Ticket) -> None:
         """Start copying the value back when its turn has come and there is room."""
@@ -236,17 +251,21 @@ class HostStore(Store):
             raise StoreError(f"{entry} was dropped, or its store closed, by another thread while it was fetched")
         assert entry.outgoing is not None
         entry.outgoing.order()
-        entry.ahead = entry.geometry.empty()
-        entry.incoming = self._copies.start(entry.ahead, entry.host)
+        ahead = entry.geometry.empty()
+        entry.incoming = self._copies.start(ahead, entry.host)
+        entry.ahead = ahead
 
     def _go_ahead(self) -> None:
         while self._wanted:
             entry = next(iter(self._wanted))
-            ahead = self._stats.ahead_bytes + entry.nbytes
-            if ahead > self._max_ahead:
+            if self._stats.ahead_bytes + entry.nbytes > self._max_ahead:
                 return
             del self._wanted[entry]
-            self._bring(entry)
+            try:
+                self._bring(entry)
+            except (RuntimeError, MemoryError):
+                continue  # no memory for a hint
+            ahead = self._stats.ahead_bytes + entry.nbytes
             self._count(ahead_bytes=ahead, peak_ahead_bytes=max(self._stats.peak_ahead_bytes, ahead))
 
     def _sweep(self) -> None:
@@ -258,10 +277,10 @@ class HostStore(Store):
             self._remove(self._forgotten.popleft())
 
     def _remove(self, entry: _HostEntry) -> None:
-        if entry.dropped:
+        if entry not in self._entries:  # or its put failed
             return
         entry.dropped = True
-        self._entries.discard(entry)
+        self._entries.remove(entry)
         self._wanted.pop(entry, None)
         if entry.ahead is not None:
             self._count(ahead_bytes=self._stats.ahead_bytes - entry.nbytes)

@@ -12,8 +12,8 @@ import warnings
 
 import torch
 
-from .._errors import LowtideWarning
-from ._contract import DamagedValueError, Entry, StoreStats, Ticket
+from .._errors import DamagedValueError, LowtideWarning
+from ._contract import Entry, StoreStats, Ticket
 from .device import DeviceStore
 
 
@@ -52,7 +52,7 @@ class MemoryDouble(DeviceStore):
             if self._fallbacks == 1:
                 warnings.warn(f"the memory double was told to refuse {name!r}", LowtideWarning, stacklevel=2)
         elif ticket._entry.tensor is not None:
-            ticket._entry.tensor = ticket._entry.tensor.clone()
+            ticket._entry.hold(ticket._entry.tensor.clone())
         return ticket
 
     def fetch(self, ticket: Ticket) -> torch.Tensor:
@@ -65,6 +65,10 @@ class MemoryDouble(DeviceStore):
             self._hinted.discard(id(ticket._entry))
             self._hits += 1
         return tensor if ticket.fell_back else tensor.clone()
+
+    def is_resident(self, ticket: Ticket) -> bool:
+        """Only what was refused: copies count as being elsewhere."""
+        return self._entry_of(ticket).fell_back
 
     def prefetch(self, ticket: Ticket) -> None:
         """Note the hint."""
@@ -82,10 +86,10 @@ class MemoryDouble(DeviceStore):
         """Have every fetch of `ticket` raise from now on."""
         self._damaged.add(id(self._entry_of(ticket)))
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: Entry) -> torch.Tensor | None:
         self._damaged.discard(id(entry))
         self._hinted.discard(id(entry))
-        super()._remove(entry)
+        return super()._remove(entry)
 
     def stats(self) -> StoreStats:
         """What happened until now. Copies count as being elsewhere, not as resident."""

@@ -1,0 +1,220 @@
+"""Which value to evict when memory is short: the one that is cheapest to do without, per byte and per staleness.
+
+The heuristic is h-DTR (Kirisame et al., 2021): cost / (bytes × staleness), where the cost of dropping a value
+is that of its own op and of all its evicted neighbours, above and below, because they would have to be made
+again with it. Neighbourhoods are kept as clusters in a union-find, an approximation that never has to be
+walked: a cluster only forgets the cost of a member that is made again. Candidates are a bounded random sample
+of the pool, so that an eviction costs the same however many values there are.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from typing import TYPE_CHECKING
+
+from .values import Value
+
+if TYPE_CHECKING:
+    from ..codecs import Encoded
+    from ..stores import Store, Ticket
+
+SAMPLE = 64
+_FARTHEST = 32  # how many values that were never held are followed upwards when one is dropped
+_MOST_NEAR = 8
+
+
+class Cluster:
+    """Evicted values that are neighbours of each other, and what making them all again would cost."""
+
+    __slots__ = ("cost_us", "parent")
+
+    def __init__(self, cost_us: float) -> None:
+        self.cost_us = cost_us
+        self.parent: Cluster | None = None
+
+    def root(self) -> Cluster:
+        """The cluster that this one has become part of."""
+        cluster = self
+        while cluster.parent is not None:
+            if cluster.parent.parent is not None:
+                cluster.parent = cluster.parent.parent
+            cluster = cluster.parent
+        return cluster
+
+
+def _joined(one: Cluster, other: Cluster) -> Cluster:
+    one, other = one.root(), other.root()
+    if one is not other:
+        other.parent = one
+        one.cost_us += other.cost_us
+    return one
+
+
+class Seat:
+    """What is known of a value that may be evicted, and where its content is while it is."""
+
+    __slots__ = ("cluster", "encoded", "near", "pooled", "store", "ticket", "touched")
+
+    def __init__(self) -> None:
+        self.cluster: Cluster | None = None  # while it is dropped
+        self.near: list[Cluster] = []  # clusters of dropped values that were made from this one
+        self.touched = 0  # when it was last used, by the pool's clock
+        self.pooled = False
+        self.encoded: Encoded | None = None
+        self.ticket: Ticket | None = None  # also while it is in memory: what is written once need not be again
+        self.store: Store | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the content can be brought back without replaying anything."""
+        return self.encoded is not None or self.ticket is not None
+
+
+def seat_of(value: Value) -> Seat:
+    """The value's seat; it gets one if it has none."""
+    seat = value.seat
+    if seat is None:
+        seat = value.seat = Seat()
+    return seat
+
+
+def cost_of_dropping(value: Value) -> float:
+    """The microseconds to make a value again, if it were dropped now."""
+    assert value.recipe is not None
+    return value.recompute_us + sum(cluster.cost_us for cluster in _neighbours(value))
+
+
+def drop(value: Value) -> None:
+    """Let go of a value's memory; its recipe will make it again."""
+    seat = seat_of(value)
+    neighbours = _neighbours(value)
+    cluster = Cluster(value.recompute_us)
+    for other in neighbours:
+        cluster = _joined(cluster, other)
+    seat.cluster = cluster
+    seat.near.clear()
+    assert value.recipe is not None
+    for ref in value.recipe.refs:
+        above = ref.value
+        if above.tensor is not None and above.recipe is not None:
+            near = seat_of(above).near
+            near.append(cluster)
+            if len(near) > _MOST_NEAR:
+                near[:] = {c.root() for c in near}
+    value.let_go()
+
+
+def made_again(value: Value) -> None:
+    """A dropped value is there again: its neighbours became cheaper."""
+    seat = value.seat
+    if seat is not None and seat.cluster is not None:
+        root = seat.cluster.root()
+        root.cost_us = max(0.0, root.cost_us - value.recompute_us)
+        seat.cluster = None
+
+
+def _neighbours(value: Value) -> list[Cluster]:
+    """The clusters that would have to be made again with this value, each once."""
+    assert value.recipe is not None
+    found: list[Cluster] = []
+    for ref in value.recipe.refs:
+        if _is_missing(ref.value):
+            root = _cluster_of(ref.value)
+            if root not in found:
+                found.append(root)
+    if value.seat is not None:
+        for cluster in value.seat.near:
+            root = cluster.root()
+            if root not in found:
+                found.append(root)
+    return found
+
+
+def _is_missing(value: Value) -> bool:
+    return value.tensor is None and value.recipe is not None and (value.seat is None or not value.seat.is_away)
+
+
+def _cluster_of(value: Value) -> Cluster:
+    """The cluster of a value that is not in memory. What was never saved is as good as dropped when it was made."""
+    if value.seat is not None and value.seat.cluster is not None:
+        return value.seat.cluster.root()
+    cluster = Cluster(0.0)
+    pending = [value]
+    followed = 0
+    while pending and followed < _FARTHEST:
+        one = pending.pop()
+        seat = seat_of(one)
+        if seat.cluster is not None:
+            cluster = _joined(cluster, seat.cluster)
+            continue
+        followed += 1
+        cluster = cluster.root()
+        cluster.cost_us += one.recompute_us
+        seat.cluster = cluster
+        assert one.recipe is not None
+        pending.extend(ref.value for ref in one.recipe.refs if _is_missing(ref.value))
+    return cluster.root()
+
+
+class Pool:
+    """The values in memory that may be evicted. Holds none of them."""
+
+    def __init__(self) -> None:
+        self.clock = 0  # counts ops; staleness is measured by it
+        self._members: list[weakref.ref[Value]] = []
+        self._random = random.Random(0)  # the same choices every time
+
+    def add(self, value: Value) -> None:
+        """A value is in memory, and may be evicted from now on."""
+        seat = seat_of(value)
+        if not seat.pooled:
+            seat.pooled = True
+            self._members.append(weakref.ref(value))
+
+    def sample(self, count: int = SAMPLE) -> tuple[list[Value], bool]:
+        """Up to `count` members, and whether these are all there are."""
+        members = self._members
+        if len(members) <= count:
+            return self.all(), True
+        found: dict[int, Value] = {}
+        for _ in range(2 * count):
+            if len(found) == count or not members:
+                break
+            place = self._random.randrange(len(members))
+            value = members[place]()
+            if value is not None and value.tensor is not None:
+                found[id(value)] = value
+            else:
+                self._leave(value)
+                members[place] = members[-1]
+                members.pop()
+        return list(found.values()), False
+
+    def all(self) -> list[Value]:
+        """Every member."""
+        found = []
+        staying = []
+        for member in self._members:
+            value = member()
+            if value is not None and value.tensor is not None:
+                found.append(value)
+                staying.append(member)
+            else:
+                self._leave(value)
+        self._members[:] = staying
+        return found
+
+    def is_empty(self) -> bool:
+        """Whether no member is in memory any more."""
+        while self._members:
+            value = self._members[-1]()
+            if value is not None and value.tensor is not None:
+                return False
+            self._leave(value)
+            self._members.pop()
+        return True
+
+    def _leave(self, value: Value | None) -> None:
+        if value is not None and value.seat is not None:
+            value.seat.pooled = False

@@ -1,0 +1,362 @@
+"""Room: a limit on all live bytes, held by evicting values before an op would exceed it.
+
+Guaranteed: before any op runs, in forward or backward, user's or replayed, what is alive and what the op is
+about to make are together within the limit, or `BudgetError` is raised. Only memory that nobody but the
+engine holds is evicted, because nothing else would be gained: this also protects the arguments of a running
+op. A value is evicted in whichever way costs the least time for each byte: dropped (its recipe makes it
+again), compressed, or put into a store. Where the size of a result cannot be known before, it is guessed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._errors import BudgetError
+from .._units import format_bytes
+from ..codecs import Chooser, decode
+from ..codecs._contract import PIECE
+from ..profiling.tiers import Speed, measure_store
+from ..reporting.room_report import RoomReport
+from ..stores import Store
+from . import eviction, sizes
+from .effects import OpFacts
+from .eviction import Pool, seat_of
+from .ledger import Ledger
+from .torch_private import is_alone
+from .values import Tensor, Value, view_of
+
+LEDGER = Ledger()
+POOL = Pool()
+_LOCK = threading.RLock()  # scopes evict each other's values
+
+_SOLE = 3  # references to a tensor that only its value holds: the value's, a local variable and an argument
+_AHEAD = 64  # an eviction frees up to 1/64 of the limit more than is needed, so as not to be called for every op
+_EARLY = 4  # offloading begins when less than 1/4 of the limit is free: it takes its time
+
+
+class Room:
+    """The limit of one scope. All rooms share one ledger and one pool: the memory is one."""
+
+    def __init__(self, limit_bytes: int, store: Store | None, chooser: Chooser | None) -> None:
+        self.limit_bytes = limit_bytes
+        self.store = store
+        self.chooser = chooser
+        self.ledger = LEDGER
+        self.pool = POOL
+        self.lock = _LOCK
+        self.counts: Counter[str] = Counter()
+        self.peak_bytes = 0
+        self._speed = _speed_of(store) if store is not None else None
+        self._evicting = False
+        self._next_early = 0
+        self._waiting: list[weakref.ref[Value]] = []  # put into the store, in the order of forward
+
+    # -- ops ------------------------------------------------------------------------------------------
+
+    def before(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], strictly: bool = True) -> Any:
+        """Make room for what an op is about to make; what `after` has to be told."""
+        if facts.rebinds:
+            return None
+        self.pool.clock += 1
+        self.ledger.see_all(args)
+        signature = sizes.signature_of(facts, args, kwargs)
+        nbytes = sizes.bytes_to_be_made(signature, facts, args, kwargs)
+        if nbytes:
+            self.clear(nbytes, facts.name, strictly)
+        return signature, nbytes, self.ledger.live_bytes
+
+    def after(self, out: Any, noted: Any) -> None:
+        """Count what it has made."""
+        if noted is None:
+            return
+        if type(out) is Tensor:
+            self.ledger.see(out)
+        else:
+            self.ledger.see_all(out if isinstance(out, (tuple, list)) else (out,))
+        signature, expected, live = noted
+        made = self.ledger.live_bytes - live
+        if made > expected:
+            sizes.learn(signature, made)
+        self.peak_bytes = max(self.peak_bytes, self.ledger.live_bytes)
+
+    def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], strictly: bool = True) -> Any:
+        """Run an op within the limit; not `strictly`: also beyond it, if nothing can be evicted."""
+        noted = self.before(facts, args, kwargs, strictly)
+        out = facts.call(*args, **kwargs)
+        self.after(out, noted)
+        return out
+
+    # -- values ---------------------------------------------------------------------------------------
+
+    @property
+    def moves(self) -> bool:
+        """Whether values can be evicted other than by dropping them."""
+        return self.store is not None or self.chooser is not None
+
+    def admit(self, value: Value) -> None:
+        """A value is held that may be evicted from now on."""
+        seat_of(value).touched = self.pool.clock
+        self.pool.add(value)
+
+    def own(self, value: Value, tensor: Tensor) -> None:
+        """A value has been made again, or brought back."""
+        value.own(tensor, for_now=True)
+        eviction.made_again(value)
+        self.admit(value)
+
+    def asked(self, value: Value) -> None:
+        """Backward has asked for a value: others will follow."""
+        if value.seat is not None:
+            value.seat.touched = self.pool.clock
+        if self._waiting:
+            self._read_ahead()
+
+    def bring_back(self, value: Value) -> bool:
+        """Give a value its content again, if it is kept elsewhere."""
+        seat = value.seat
+        if seat is None or not seat.is_away:
+            return False
+        if seat.encoded is not None:
+            self.clear(value.nbytes + _workspace(value.nbytes), "a value to be decompressed")
+            tensor = decode(seat.encoded)
+            seat.encoded = None
+            self.counts["decompressed"] += 1
+        else:
+            assert seat.store is not None
+            assert seat.ticket is not None
+            self.clear(seat.store.bytes_to_fetch(seat.ticket), "a value to be read back")
+            tensor = seat.store.fetch(seat.ticket)
+            self.counts["fetched"] += 1
+        self.ledger.see(tensor)
+        self.own(value, tensor)
+        return True
+
+    # -- making room ----------------------------------------------------------------------------------
+
+    def clear(self, nbytes: int, what: str, strictly: bool = True) -> None:
+        """Evict until `nbytes` more are within the limit; `what` is for the error."""
+        excess = self.ledger.live_bytes + nbytes - self.limit_bytes
+        if self._evicting or excess <= 0:
+            if self.moves and excess > -self.limit_bytes // _EARLY and self.pool.clock >= self._next_early:
+                with self.lock:
+                    self._guarded(self._move_early)
+            return
+        with self.lock:
+            self._guarded(lambda: self._evict(nbytes))
+        if strictly and self.ledger.live_bytes + nbytes > self.limit_bytes:
+            raise self._error(nbytes, what)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Evict without being called for the ops that this takes."""
+        if self._evicting:
+            return
+        self._evicting = True
+        try:
+            action()
+        finally:
+            self._evicting = False
+
+    def _free(self) -> int:
+        return self.limit_bytes - self.ledger.live_bytes
+
+    def _evict(self, nbytes: int) -> None:
+        wanted = nbytes + self.limit_bytes // _AHEAD
+        complete = False
+        tries = 0
+        while self._free() < nbytes and not complete:
+            tries += 1
+            members, complete = (self.pool.all(), True) if tries > 8 else self.pool.sample()
+            for _, value in sorted(self._scores(members), key=lambda scored: scored[0]):
+                self._evict_one(value)
+                if self._free() >= wanted:
+                    return
+        if self._free() < nbytes and self.store is not None:
+            self.store.settle(nbytes - self._free())
+
+    def _scores(self, members: list[Value]) -> list[tuple[float, Value]]:
+        """What each of these would cost for each byte and moment of staleness; without those that gain nothing."""
+        scored = []
+        for value in members:
+            tensor = value.tensor
+            if tensor is None or sys.getrefcount(tensor) > _SOLE or not value.nbytes or not is_alone(tensor):
+                continue
+            if value.recipe is not None:
+                cost_us = eviction.cost_of_dropping(value)
+            elif self.moves:
+                cost_us = value.nbytes * 1e-3  # a GB a second, until it is known better
+            else:
+                continue
+            staleness = self.pool.clock - seat_of(value).touched + 1
+            scored.append((cost_us / (value.nbytes * staleness), value))
+        return scored
+
+    def _evict_one(self, value: Value) -> None:
+        """Evict a value in the cheapest way."""
+        way, _ = self._cheapest(value)
+        if way is not None:
+            way(value)
+
+    def _cheapest(self, value: Value) -> tuple[Callable[[Value], None] | None, float]:
+        """How to evict a value, and the microseconds that this will take for each byte saved."""
+        best, way = float("inf"), None
+        if value.recipe is not None:
+            best, way = eviction.cost_of_dropping(value) / value.nbytes, self._drop
+        if self.store is not None and (cost_us := self._transfer_us(value)) < best:
+            best, way = cost_us, self._offload
+        if self.chooser is not None and (cost_us := self._compression_us(value)) < best:
+            best, way = cost_us, self._compress
+        return way, best
+
+    def _move_early(self) -> None:
+        """Begin to write or compress what will be evicted sooner or later, while there is still room to do so."""
+        self._next_early = self.pool.clock + 8
+        goal = self.limit_bytes // _AHEAD
+        if self.store is not None and self.store.stats().in_flight_bytes > goal:
+            return
+        members, _ = self.pool.sample()
+        for _, value in sorted(self._scores(members), key=lambda scored: scored[0]):
+            way, _ = self._cheapest(value)
+            if way is not None and way != self._drop:
+                way(value)
+            goal -= value.nbytes
+            if goal <= 0:
+                return
+
+    def _drop(self, value: Value) -> None:
+        self.counts["dropped"] += 1
+        self.counts["dropped bytes"] += value.nbytes
+        eviction.drop(value)
+
+    # -- stores ---------------------------------------------------------------------------------------
+
+    def _transfer_us(self, value: Value) -> float:
+        """What it takes to write a byte, if it is not written yet, and to read it; about half is hidden behind ops."""
+        assert self._speed is not None
+        written = seat_of(value).ticket is not None
+        write_us = 0.0 if written else 1e6 / self._speed.out_bytes_per_s
+        return (write_us + 1e6 / self._speed.in_bytes_per_s) / 2
+
+    def _offload(self, value: Value) -> None:
+        seat = seat_of(value)
+        if seat.ticket is None:
+            assert self.store is not None
+            assert value.tensor is not None
+            seat.ticket = self.store.put(_flat(value.tensor), str(value.origin))
+            seat.store = self.store
+            self.counts["written bytes"] += value.nbytes
+        self.counts["offloaded"] += 1
+        self._waiting.append(weakref.ref(value))
+        value.let_go()
+
+    def _read_ahead(self) -> None:
+        """Read what was offloaded last, which backward will ask for first, as long as there is room to spare."""
+        spare = self._free() - self.limit_bytes // _AHEAD
+        waiting = self._waiting
+        while waiting:
+            value = waiting[-1]()
+            seat = value.seat if value is not None and value.tensor is None else None
+            if seat is None or seat.ticket is None or seat.store is None:
+                waiting.pop()
+                continue
+            spare -= seat.ticket.nbytes
+            if spare < 0:
+                return
+            waiting.pop()
+            seat.store.prefetch(seat.ticket)
+
+    # -- codecs ---------------------------------------------------------------------------------------
+
+    def _compression_us(self, value: Value) -> float:
+        """What it takes to compress and decompress a value, for each byte that this saves."""
+        assert self.chooser is not None
+        assert value.tensor is not None
+        if self._free() < _workspace(value.nbytes):
+            return float("inf")  # compressing takes memory too, and there is none
+        measured = self.chooser.measurements(_flat(value.tensor), _kind(value))
+        if not measured or value.nbytes / measured[0].ratio + _workspace(value.nbytes) > self._free():
+            return float("inf")
+        return 1e6 / measured[0].round_trip_bytes_per_second / (1 - 1 / measured[0].ratio)
+
+    def _compress(self, value: Value) -> None:
+        assert self.chooser is not None
+        assert value.tensor is not None
+        encoded = self.chooser.encode(_flat(value.tensor), _kind(value))
+        if encoded is None:  # the sample was not like the whole
+            return
+        self.ledger.see_all(encoded.parts)
+        self.counts["compressed"] += 1
+        self.counts["compressed bytes"] += value.nbytes
+        self.counts["compressed to bytes"] += encoded.nbytes
+        seat_of(value).encoded = encoded
+        value.let_go()
+
+    # -- telling --------------------------------------------------------------------------------------
+
+    def _error(self, nbytes: int, what: str) -> BudgetError:
+        live = self.ledger.live_bytes
+        held = [value for value in self.pool.all() if value.tensor is not None]
+        holders: Counter[str] = Counter()
+        for value in held:
+            holders[str(value.origin)] += value.nbytes
+        ours = sum(holders.values())
+        listed = "".join(f"\n  {format_bytes(size):>12}  {name}" for name, size in holders.most_common(5))
+        return BudgetError(
+            f"{what} needs {format_bytes(nbytes)}, and {format_bytes(live)} of the budget of "
+            f"{format_bytes(self.limit_bytes)} are in use, none of which can be evicted: {format_bytes(live - ours)} "
+            f"are parameters, gradients, data and what running code holds, {format_bytes(ours)} saved values in use"
+            f"{':' + listed if listed else ''}\n"
+            f"Here a budget of {format_bytes(live + nbytes)} would be needed. Use a smaller batch, or a larger budget; "
+            'stores=("disk",) can help if much of this is saved values.',
+            budget_bytes=self.limit_bytes,
+        )
+
+    def report(self) -> RoomReport:
+        """What happened so far."""
+        counts = self.counts
+        return RoomReport(
+            budget_bytes=self.limit_bytes,
+            peak_bytes=self.peak_bytes,
+            values_dropped=counts["dropped"],
+            bytes_dropped=counts["dropped bytes"],
+            values_compressed=counts["compressed"],
+            bytes_compressed=counts["compressed bytes"],
+            bytes_compressed_to=counts["compressed to bytes"],
+            values_offloaded=counts["offloaded"],
+            bytes_written=counts["written bytes"],
+            values_fetched=counts["fetched"],
+            values_decompressed=counts["decompressed"],
+            store=self.store.tier if self.store is not None else None,
+        )
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """All of the memory behind `tensor`, as one row of its elements."""
+    storage = tensor.untyped_storage()
+    dtype = tensor.dtype if storage.nbytes() % tensor.itemsize == 0 else torch.uint8
+    return view_of(tensor, dtype, torch.Size((storage.nbytes() // dtype.itemsize,)), (1,), 0)
+
+
+def _kind(value: Value) -> str:
+    return value.origin.facts.name if value.origin is not None else ""
+
+
+def _workspace(nbytes: int) -> int:
+    """What a codec may take beside its result."""
+    return min(4 * nbytes, 16 * PIECE)
+
+
+_speeds: weakref.WeakKeyDictionary[Store, Speed] = weakref.WeakKeyDictionary()
+
+
+def _speed_of(store: Store) -> Speed:
+    speed = _speeds.get(store)
+    if speed is None:
+        speed = _speeds[store] = measure_store(store, nbytes=8 * 2**20)
+    return speed

@@ -1,0 +1,94 @@
+"""How fast a store or a codec is on this machine, to be set against the time of a recompute.
+
+A measurement moves a bounded number of bytes, takes the memory of one value of it (8 MiB at most, and what the store
+has in flight), draws nothing from anybody's generator, and leaves nothing in the store but its counts. It is one
+wall-clock time on a machine in use, not a benchmark; and what goes to a disk goes to the system's page cache
+first, so that only an amount beyond that cache shows the disk alone.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from .._errors import StoreError
+from .._units import parse_bytes
+from ..codecs import Codec
+from ..codecs.chooser import measure
+from ..stores import Store, Ticket
+
+VALUES = 8
+MAX_VALUE_BYTES = 8 * 2**20
+_CLOCK_S = 1e-7  # no time is taken for shorter than this, so that no speed is infinite
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Bytes of the value a second, whatever is kept of it."""
+
+    out_bytes_per_s: float
+    """Out of memory: put and written, or encoded."""
+    in_bytes_per_s: float
+    """Back: fetched without a hint, or decoded."""
+
+    def round_trip_seconds(self, nbytes: int) -> float:
+        """How long a value of `nbytes` takes there and back, if nothing hides it."""
+        return nbytes / self.out_bytes_per_s + nbytes / self.in_bytes_per_s
+
+
+def measure_store(store: Store, nbytes: str | int = "64 MiB", *, device: torch.device | None = None) -> Speed:
+    """Put `nbytes` in values of equal size, wait until they are out of memory, and fetch them one by one.
+
+    Values are on `device`: the accelerator if there is one and it is not given, else the CPU. What others have put
+    and is still on its way is waited for too.
+
+    >>> from lowtide.profiling.tiers import measure_store
+    >>> from lowtide.stores import DiskStore
+    >>> with DiskStore() as store:
+    ...     speed = measure_store(store, "1 MiB")
+    >>> speed.round_trip_seconds(1 << 30) > 0
+    True
+    """
+    total = parse_bytes(nbytes)
+    if device is None:
+        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    size = min(max(1, total // VALUES), MAX_VALUE_BYTES)
+    generator = torch.Generator("cpu").manual_seed(0)
+    value = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator, device="cpu").to(device)
+    tickets: list[Ticket] = []
+    try:
+        tickets.append(store.put(value, "a measurement"))
+        store.settle(size)
+        store.fetch(tickets[0])  # the first time is dearer
+        start = _now(device)
+        tickets.extend(store.put(value, "a measurement") for _ in range(-(-total // size)))
+        store.settle(len(tickets) * size)
+        middle = _now(device)
+        moved = [ticket for ticket in tickets[1:] if not ticket.fell_back]
+        if not moved:
+            raise StoreError(f"the {store.tier} store cannot be measured, because its writes fail: see its warning")
+        back = _now(device)
+        for ticket in reversed(moved):
+            store.fetch(ticket)
+        end = _now(device)
+    finally:
+        for ticket in tickets:
+            store.drop(ticket)
+    return Speed(
+        out_bytes_per_s=len(moved) * size / max(middle - start, _CLOCK_S),
+        in_bytes_per_s=len(moved) * size / max(end - back, _CLOCK_S),
+    )
+
+
+def measure_codec(codec: Codec, tensor: torch.Tensor) -> Speed | None:
+    """How fast `codec` encodes and decodes `tensor`, on which it depends; None where it does not apply."""
+    found = measure(codec, tensor)
+    return None if found is None else Speed(found.encode_bytes_per_second, found.decode_bytes_per_second)
+
+
+def _now(device: torch.device) -> float:
+    if device.type != "cpu":  # not yet run on an accelerator
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,267 @@
+"""The online budget: exact, within the limit in forward and backward, and gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.engine import watching
+from lowtide.engine.room import LEDGER
+from lowtide.engine.scope import current_recorder
+from lowtide.stores import DiskStore, MemoryDouble
+
+from . import deep, zoo
+from .budgets import above, fixed_bytes, nothing_evictable_left, restless, step_within
+from .steps import assert_equal, run_step
+
+SHARES = (0.8, 0.6, 0.4, 0.3)
+DROP_ONLY: dict[str, Any] = {"stores": None, "codecs": None}
+
+
+@pytest.mark.parametrize("name", sorted(deep.DEEP))
+def test_the_peak_stays_within_every_budget(name: str) -> None:
+    model, batch = deep.build(name)
+    plain = run_step(model, batch)
+    for share in SHARES:
+        ours, limit = step_within(model, batch, plain, share, **DROP_ONLY)
+        assert_equal(plain, ours)
+        assert ours.peak_bytes <= limit, f"at {share:.0%}"
+        report = lowtide.report().budget
+        assert report is not None
+        assert report.values_dropped > 0
+        assert lowtide.report().replayed_ops > 0
+    assert nothing_evictable_left()
+
+
+@pytest.mark.parametrize("name", sorted(zoo.ZOO))
+def test_every_architecture_is_exact_under_restless_eviction(name: str) -> None:
+    model, batch = zoo.build(name)
+    plain = run_step(model, batch)
+    ours = run_step(model, batch, restless(5, 0.3, **DROP_ONLY))
+    assert_equal(plain, ours)
+    report = lowtide.report().budget
+    assert report is not None
+    assert report.values_dropped > 0
+
+
+class Mixed(nn.Module):
+    """Batch norm, dropout, in-place activations, a recurrent layer, and a shape that depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, 16, 3, padding=1)
+        self.norm = nn.BatchNorm1d(16)
+        self.lstm = nn.LSTM(16, 24, batch_first=True)
+        self.head = nn.Linear(24, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu_(self.norm(self.conv(x)))
+        y = nn.functional.dropout(y, 0.2)
+        y, _ = self.lstm(y.transpose(1, 2))
+        chosen = y[y.sum(-1) > 0]
+        y = self.head(chosen)
+        y[:, 0].mul_(2)
+        return y.square().sum()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [DROP_ONLY, {"stores": "memory", "codecs": None}, {"stores": None, "codecs": "exact"}, {"stores": "disk"}],
+    ids=["drop", "memory", "codecs", "disk"],
+)
+def test_state_randomness_and_writes(inside: bool, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Mixed()
+    batch = (torch.randn(16, 8, 40),)
+    plain = run_step(model, batch, loss=lambda m, b: m(*b))
+    if options.get("stores") == "memory":
+        options = {**options, "stores": MemoryDouble()}
+    for seed in range(3):
+        ours = run_step(model, batch, restless(seed, **options), loss=lambda m, b: m(*b), backward_inside=inside)
+        assert_equal(plain, ours)
+
+
+def stack(depth: int = 12, width: int = 256) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(depth) for m in (nn.Linear(width, width), nn.Tanh())))
+
+
+def test_shapes_and_control_flow_may_change_from_step_to_step() -> None:
+    model = stack()
+    for rows in (1024, 700, 1200, 1024):
+        batch = (torch.randn(rows, 256),)
+        plain = run_step(model, batch)
+        ours, limit = step_within(model, batch, plain, 0.5, **DROP_ONLY)
+        assert_equal(plain, ours)
+        assert ours.peak_bytes <= limit
+
+
+def test_an_ample_budget_evicts_nothing() -> None:
+    model = stack()
+    batch = (torch.randn(512, 256),)
+    plain = run_step(model, batch)
+    ours, _ = step_within(model, batch, plain, 2.0)
+    assert_equal(plain, ours)
+    report = lowtide.report()
+    assert report.budget is not None
+    assert report.replayed_ops == report.budget.values_dropped == report.budget.values_compressed == 0
+    assert "budget" in str(report)
+
+
+def test_accumulation_over_several_scopes_is_within_the_budget() -> None:
+    """Forwards of three scopes before the first backward: they evict each other's values."""
+    model = stack()
+    batches = [(torch.randn(256, 256),) for _ in range(3)]
+
+    def loss(m: nn.Module, scope: Any) -> torch.Tensor:
+        losses = []
+        for one in batches:
+            with scope():
+                losses.append(m(*one).square().mean())
+        return torch.stack(losses).sum()
+
+    plain = run_step(model, batches, loss=lambda m, b: loss(m, contextlib.nullcontext))
+    fixed = fixed_bytes(model, batches)
+    first = above((plain.peak_bytes - fixed) // 2, **DROP_ONLY)
+    scopes = iter([first])
+
+    def scope() -> Any:
+        return next(scopes, None) or lowtide.budget(first.limit_bytes, **DROP_ONLY)
+
+    ours = run_step(model, batches, loss=lambda m, b: loss(m, scope))
+    assert_equal(plain, ours)
+    assert ours.peak_bytes <= fixed + first.more
+
+
+def test_what_cannot_be_met_says_what_holds_the_memory() -> None:
+    model = stack()
+    x = torch.randn(512, 256)
+    scope = above(2**18)
+    with pytest.raises(lowtide.BudgetError, match="parameters, gradients, data") as caught, scope:
+        model(x).sum()
+    text = str(caught.value)
+    assert caught.value.budget_bytes == scope.limit_bytes
+    assert "aten." in text
+    assert "smaller batch" in text
+    assert "would be needed" in text
+    del caught
+    assert nothing_evictable_left()
+
+
+def test_what_is_too_little_from_the_start_is_said_at_once() -> None:
+    held = torch.zeros(2**18)
+    LEDGER.see(held)
+    with pytest.raises(lowtide.BudgetError, match="before the first op"), lowtide.budget(held.nbytes // 2):
+        raise AssertionError("not reached")
+    assert current_recorder() is None
+
+
+def test_a_budget_needs_a_unit_and_is_outermost() -> None:
+    with pytest.raises(lowtide.ArgumentError):
+        lowtide.budget(0.5)  # type: ignore[arg-type]
+    with (
+        pytest.raises(lowtide.ArgumentError, match="put it around"),
+        lowtide.saving(lowtide.KeepAll()),
+        lowtide.budget("1 GiB"),
+    ):
+        pass
+    with pytest.raises(lowtide.ArgumentError, match="is not a store"):
+        lowtide.budget("1 GiB", stores=("tape",))
+
+
+def test_rules_inside_a_budget_decide_for_themselves() -> None:
+    model = stack(6)
+    batch = (torch.randn(128, 256),)
+
+    def loss(m: nn.Module, b: Any) -> torch.Tensor:
+        y = b[0]
+        with lowtide.saving(lowtide.KeepNone()):
+            y = m[:6](y)
+        with lowtide.saving(lowtide.KeepAll()):
+            y = m[6:](y)
+        return lowtide.checkpoint(lambda t: t.sin().square(), y).mean()
+
+    plain = run_step(model, batch, loss=loss)
+    assert_equal(plain, run_step(model, batch, restless(1, **DROP_ONLY), loss=loss))
+
+
+def test_with_grad_disabled_nothing_is_recorded() -> None:
+    model = stack(2)
+    with torch.no_grad(), lowtide.budget("1 GiB"):
+        model(torch.randn(2, 256))
+        assert current_recorder() is None
+
+
+def test_nothing_is_left_behind() -> None:
+    original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    model = stack(4)
+    refs = []
+    for module in model:
+        module.register_forward_hook(lambda m, a, out: refs.append(weakref.ref(out.untyped_storage())))
+    with restless(2, **DROP_ONLY):
+        loss = model(torch.randn(64, 256)).sum()
+    assert torch.autograd._engine_run_backward is not original  # type: ignore[attr-defined]
+    loss.backward()
+    del loss
+    gc.collect()
+    assert nothing_evictable_left()
+    watching.end_if_done()
+    assert torch.autograd._engine_run_backward is original  # type: ignore[attr-defined]
+    assert [r for r in refs if r() is not None] == []
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_exception_leaves_nothing_behind(where: str) -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            if where == "forward":
+                raise OSError("as planned")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            raise OSError("as planned")
+
+    model = stack(4)
+    store = DiskStore()
+
+    def step() -> None:
+        with restless(2, stores=store, codecs=None):
+            loss = model[4:](Fails.apply(model[:4](torch.randn(64, 256)))).sum()
+        loss.backward()
+
+    with pytest.raises(OSError, match="as planned"):
+        step()
+    gc.collect()
+    assert nothing_evictable_left()
+    store.flush()
+    assert store.stats().values == 0
+    store.close()
+    batch = (torch.randn(64, 256),)
+    assert_equal(run_step(model, batch), run_step(model, batch, restless(3, **DROP_ONLY)))
+
+
+def test_optimizer_state_counts() -> None:
+    model = stack(4)
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(8, 256)
+    with lowtide.budget("1 GiB"):
+        loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    gc.collect()
+    before = LEDGER.live_bytes
+    state = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
+    assert state >= 2 * sum(p.nbytes for p in model.parameters())
+    optimizer.state.clear()
+    gc.collect()
+    assert before - LEDGER.live_bytes == state

@@ -1,0 +1,224 @@
+"""What happens while a store frees or makes memory: callbacks that use the store again, and values changed too late."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowtide.stores import DamagedValueError, DeviceStore, DiskStore, HostStore, Store, StoreError, Ticket
+
+from .tiers import TIERS, InstantCopies, InstantCopy, assert_same, random_bits, wait_until
+
+MIB = 1 << 20
+
+
+def within(seconds: float, work: Callable[[], object]) -> None:
+    """Run `work` in a thread that may hang, and say so if it does."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it hangs"
+    if errors:
+        raise errors[0]
+
+
+@pytest.fixture(params=["device", "disk", "memory double", "host, instant copies"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    store = TIERS[request.param](tmp_path)
+    yield store
+    within(5, store.close)
+
+
+@pytest.mark.parametrize("way", ["settle", "drop", "lose", "close"])
+def test_memory_is_freed_without_a_lock(store: Store, way: str) -> None:
+    """Whoever watches a storage is called when it goes, and may ask the store how much it holds."""
+    asked: list[int] = []
+
+    def put() -> Ticket:
+        tensor = random_bits((5000,), torch.uint8)
+        weakref.finalize(tensor.untyped_storage(), lambda: asked.append(store.stats().values)).atexit = False
+        return store.put(tensor)
+
+    def work() -> None:
+        tickets = [put()]
+        if way == "settle":
+            store.settle(5000)
+        elif way == "drop":
+            store.drop(tickets[0])
+        elif way == "lose":
+            tickets.clear()
+        else:
+            store.close()
+        if way != "settle" or isinstance(store, DiskStore):
+            wait_until(lambda: len(asked) == 1)
+
+    within(5, work)
+
+
+def test_a_callback_in_a_thread_of_the_store_does_not_wait_for_itself(tmp_path: Path) -> None:
+    with DiskStore(tmp_path, max_in_flight_bytes=MIB, threads=1) as store:
+        told: list[BaseException] = []
+
+        def gone() -> None:
+            for verb in (lambda: store.settle(1), lambda: store.put(torch.ones(MIB // 4)), store.flush):
+                try:
+                    verb()
+                except StoreError as error:
+                    told.append(error)
+
+        tensor = random_bits((MIB,), torch.uint8)
+        weakref.finalize(tensor.untyped_storage(), gone).atexit = False
+        ticket = store.put(tensor)
+        del tensor
+        within(5, store.flush)
+        assert [str(error).split(":")[0] for error in told] == ["a thread of the disk store cannot wait for itself"] * 3
+        assert_same(store.fetch(ticket), random_bits((MIB,), torch.uint8))
+
+
+def test_memory_goes_with_its_ticket_though_the_disk_stands_still(tmp_path: Path) -> None:
+    with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, threads=1) as store:
+        tensors = [random_bits((MIB,), torch.uint8, i) for i in range(3)]
+        storage = weakref.ref(tensors[2].untyped_storage())
+        release = threading.Event()
+        store._spooler._readers.submit(lambda: release.wait() and None)
+        with store._spooler.file._lock:
+            tickets = [store.put(tensors.pop(0)) for _ in range(3)]
+            tickets.pop()
+            assert storage() is None
+            assert store.stats().in_flight_bytes == 2 * MIB
+        release.set()
+        store.flush()
+
+
+class Evicting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Puts something when it sees memory being taken, as a budget does."""
+
+    def __init__(self, evict: Callable[[], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.evict = evict
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.empty_strided.default:
+            self.evict()
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_may_use_the_host_store_while_it_makes_a_tensor() -> None:
+    store = HostStore(copies=InstantCopies())
+    tickets = [store.put(random_bits((n,), torch.uint8, n)) for n in (3, 4, 5)]
+    victims = [random_bits((n,), torch.uint8) for n in range(10)]
+    evicted: list[Ticket] = []
+    depth: list[int] = []
+
+    def evict() -> None:
+        if not depth:  # a put makes memory itself
+            depth.append(1)
+            evicted.append(store.put(victims.pop()))
+            store.settle(1)
+            depth.pop()
+
+    def work() -> None:
+        with Evicting(evict):
+            store.prefetch(tickets[0])
+            assert_same(store.fetch(tickets[1]), random_bits((4,), torch.uint8, 4))
+
+    within(5, work)
+    assert len(evicted) == 2
+    assert_same(store.fetch(tickets[0]), random_bits((3,), torch.uint8, 3))
+    assert store.stats().ahead_bytes == 0
+    assert store.stats().stored_bytes == 3 + 4 + 5 + 9 + 8
+
+
+class NoMemory(InstantCopies):
+    def start(self, target: torch.Tensor, source: torch.Tensor) -> InstantCopy:
+        raise RuntimeError("out of memory")
+
+
+def test_a_host_put_that_fails_counts_for_nothing() -> None:
+    store = HostStore(copies=NoMemory())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        store.put(torch.zeros(10))
+    stats = store.stats()
+    assert (stats.values, stats.stored_bytes, stats.put_bytes, stats.in_flight_bytes) == (0, 0, 0, 0)
+
+
+def test_a_host_hint_for_which_there_is_no_memory_is_let_be() -> None:
+    copies = InstantCopies()
+    store = HostStore(copies=copies)
+    tensor = random_bits((10,), torch.uint8)
+    tickets = [store.put(tensor), store.put(tensor)]
+    store._copies = NoMemory()
+    store.prefetch(tickets[0])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        store.fetch(tickets[1])
+    assert store.stats().ahead_bytes == 0
+    store._copies = copies
+    for ticket in tickets:
+        assert_same(store.fetch(ticket), tensor)
+
+
+@pytest.mark.parametrize("when", ["before it is written", "while it is written"])
+def test_a_value_changed_after_it_was_put_is_never_handed_out(tmp_path: Path, when: str) -> None:
+    """Torch counts what is done in place; a write that read half of it would otherwise be a wrong gradient."""
+    with DiskStore(tmp_path, threads=1) as store:
+        tensor = random_bits((MIB,), torch.uint8)
+        with store._spooler.file._lock:  # the disk stands still
+            ticket = store.put(tensor, "layer3.out")
+            tensor.add_(1)
+            if when == "before it is written":
+                with pytest.raises(DamagedValueError, match=r"'layer3.out' .*changed in place after it was put"):
+                    store.fetch(ticket)
+        store.flush()
+        del tensor
+        with pytest.raises(DamagedValueError, match=r"'layer3.out' .*changed in place after it was put"):
+            store.fetch(ticket)
+        store.prefetch(ticket)
+        store.drop(ticket)
+        wait_until(lambda: store.stats().file_bytes == 0)
+        assert store.stats().resident_bytes == 0
+
+
+def test_a_value_changed_in_the_device_store_is_told() -> None:
+    store = DeviceStore()
+    tensor = torch.ones(3)
+    ticket = store.put(tensor, "x")
+    tensor.add_(1)
+    with pytest.raises(DamagedValueError, match="changed in place after it was put"):
+        store.fetch(ticket)
+
+
+def test_tensors_of_inference_mode_have_no_version_and_are_taken(tmp_path: Path) -> None:
+    with DiskStore(tmp_path) as store, torch.inference_mode():
+        tensor = random_bits((100,), torch.float32)
+        ticket = store.put(tensor)
+        store.flush()
+        assert_same(store.fetch(ticket), tensor)
+
+
+def test_a_value_whose_memory_was_given_back_is_no_crash(tmp_path: Path) -> None:
+    """As FSDP does with parameters: the storage is resized to nothing while the tensor lives."""
+    with DiskStore(tmp_path, threads=1) as store:
+        tensor = random_bits((MIB,), torch.uint8)
+        with store._spooler.file._lock:
+            blocker = store.put(random_bits((MIB,), torch.uint8))
+            ticket = store.put(tensor, "weight")
+            tensor.untyped_storage().resize_(0)
+        store.flush()
+        with pytest.raises(DamagedValueError, match=r"'weight' .*its memory was given back"):
+            store.fetch(ticket)
+        store.fetch(blocker)

@@ -1,0 +1,79 @@
+"""The timeline: what is recorded, by whom, and that nothing is unless it was asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowtide.stores import DiskStore, Span
+from lowtide.stores._timeline import LIMIT, Timeline
+
+from .tiers import once_somebody_waits, random_bits, wait_until
+
+MIB = 1 << 20
+
+
+def by_kind(store: DiskStore, kind: str) -> list[Span]:
+    return [span for span in store.timeline() if span.kind == kind]
+
+
+def test_nothing_is_recorded_unless_asked_for(tmp_path: Path) -> None:
+    with DiskStore(tmp_path) as store:
+        ticket = store.put(torch.ones(1000))
+        store.flush()
+        store.fetch(ticket)
+        assert store.timeline() == ()
+
+
+def test_work_and_waiting(tmp_path: Path) -> None:
+    before = time.perf_counter()
+    with DiskStore(tmp_path, max_in_flight_bytes=2 * MIB, threads=1, record_timeline=True) as store:
+        with store._spooler.file._lock:  # the disk stands still
+            tickets = [store.put(random_bits((MIB,), torch.uint8, i), f"x{i}") for i in range(2)]
+        assert not by_kind(store, "wait for write")  # there was room
+        store.flush()
+        lock = store._spooler.file._lock
+        lock.acquire()
+        tickets += [store.put(random_bits((MIB,), torch.uint8, i), f"x{i}") for i in range(2, 4)]
+        once_somebody_waits(store, lock.release)
+        tickets.append(store.put(random_bits((MIB,), torch.uint8, 4), "x4"))
+        (held_up,) = [span for span in by_kind(store, "wait for write") if span.name == "x4"]
+        assert held_up.nbytes == MIB
+        assert held_up.seconds >= 0.02
+        store.settle(5 * MIB)
+        writes = by_kind(store, "write")
+        assert [(span.name, span.nbytes) for span in writes] == [(f"x{i}", MIB) for i in range(5)]
+        assert any(write.start_seconds < held_up.end_seconds and write.end_seconds > held_up.start_seconds
+                   for write in writes)  # fmt: skip
+
+        store.fetch(tickets[0])
+        (read,), (wait,) = by_kind(store, "read"), by_kind(store, "wait for read")
+        assert (read.name, read.nbytes, wait.name) == ("x0", MIB, "x0")
+        assert wait.start_seconds <= read.start_seconds < read.end_seconds <= wait.end_seconds
+        store.prefetch(tickets[1])
+        wait_until(lambda: store.is_resident(tickets[1]))
+        store.fetch(tickets[1])
+        assert [span.name for span in by_kind(store, "read")] == ["x0", "x1"]
+        assert len(by_kind(store, "wait for read")) == 1  # it had been read ahead
+    spans = store.timeline()  # also after close
+    assert len(spans) >= 9
+    ends = [span.end_seconds for span in spans if span.kind == "write"]
+    assert ends == sorted(ends)
+    assert all(before < span.start_seconds <= span.end_seconds < time.perf_counter() for span in spans)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spans[0].nbytes = 3  # type: ignore[misc]
+
+
+def test_it_is_bounded_and_may_be_read_while_it_grows() -> None:
+    timeline = Timeline(wanted=True)
+    threads = [threading.Thread(target=lambda: [timeline.add("read", 0.0, n) for n in range(LIMIT)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        timeline.spans()
+    assert len(timeline.spans()) == LIMIT
