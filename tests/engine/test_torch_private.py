@@ -135,3 +135,46 @@ def test_schemas() -> None:
 
 def test_never_compile() -> None:
     p.never_compile(test_schemas)  # takes a function and does not raise
+
+
+def test_wrap_backward_and_makes_graph() -> None:
+    seen = []
+
+    def make(original: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            seen.append(p.makes_graph(args))
+            return original(*args, **kwargs)
+
+        return run
+
+    x = torch.ones(2, requires_grad=True)
+    undo = p.wrap_backward(make)
+    (g,) = torch.autograd.grad(x.square().sum(), x, create_graph=True)
+    g.sum().backward()
+    torch.autograd.backward(x.square().sum(), create_graph=False)
+    undo()
+    x.square().sum().backward()
+    assert seen == [True, False, False]
+
+
+def test_is_alone() -> None:
+    x = torch.ones(3)
+    assert p.is_alone(x)
+    view = x[1:]
+    assert not p.is_alone(x)
+    del view
+    assert p.is_alone(x)
+    y = x * torch.ones(3, requires_grad=True)  # saved in C++
+    assert not p.is_alone(x)
+    del y
+    assert p.is_alone(x)
+
+
+def test_running_node() -> None:
+    names = []
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: names.append(p.running_node()) or t):
+        y = x.exp().sum()
+    y.backward()
+    assert names == ["ExpBackward0"]
+    assert p.running_node() == ""

@@ -101,6 +101,11 @@ def wrap_backward(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> C
     return undo
 
 
+def makes_graph(args: tuple[Any, ...]) -> bool:
+    """Whether the backward pass with these arguments (see `wrap_backward`) is itself to be differentiated."""
+    return len(args) > 3 and bool(args[3])  # tensors, their gradients, retain_graph, create_graph, ...
+
+
 def without_modes() -> AbstractContextManager[Any]:
     """Run ops that no dispatch mode sees, the recorder included."""
     guard: AbstractContextManager[Any] = torch._C._DisableTorchDispatch()

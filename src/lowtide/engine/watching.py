@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .effects import FACTS, facts_of
 from .room import POOL, Room
-from .torch_private import innermost_mode, never_compile, running_node, step_aside, wrap_backward
+from .torch_private import innermost_mode, makes_graph, never_compile, running_node, step_aside, wrap_backward
 
 # Gradient formulas that take another path while any mode is active, which may differ in the last bit.
 _SENSITIVE = re.compile(
@@ -100,8 +100,12 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not _latest or getattr(innermost_mode(), "watches_backward", False):
             return original(*args, **kwargs)  # the scope is open, and its recorder watches; or this pass is inside one
+        room = _latest[0]
+        if makes_graph(args):
+            # The nodes that this pass makes ask us for nothing, so we could not step aside for their formulas.
+            _latest.clear()
         try:
-            with Watch(_latest[0]):
+            with Watch(room):
                 return original(*args, **kwargs)
         finally:
             end_if_done()

@@ -1,0 +1,39 @@
+"""Deciding what to keep and what to recompute: `solve(trace, budget_bytes) -> Plan`. Imports no torch.
+
+    problem.py      a trace in the shape that planning reads     simulator.py   the judge of every plan
+    formulation.py  linear rows                                  milp.py        the programme on HiGHS
+    repetition.py   repeated blocks, ties                        chain.py       the programme with tied blocks
+    segments.py     cuts of the op stream                        greedy.py      simple schemes, improved
+    bounds.py       what no plan can beat                        smallest.py    the smallest budget that works
+    baselines.py    what people do today                         plan.py        the result
+    repair.py       making a plan fit that nearly does           describing.py  in words
+    candidate.py    judged decisions                             solve.py       the front door
+
+Data flows one way: a `Trace` comes in, a `Plan` goes out, and only the simulator says what it costs.
+"""
+
+from .baselines import BASELINES, knapsack
+from .bounds import Bound, lower_bound
+from .plan import PLAN_VERSION, ModuleKind, PinnedOp, Plan
+from .problem import Problem
+from .simulator import PeakAt, Simulation, Simulator, simulate
+from .smallest import smallest
+from .solve import solve
+
+__all__ = [
+    "BASELINES",
+    "PLAN_VERSION",
+    "Bound",
+    "ModuleKind",
+    "PeakAt",
+    "PinnedOp",
+    "Plan",
+    "Problem",
+    "Simulation",
+    "Simulator",
+    "knapsack",
+    "lower_bound",
+    "simulate",
+    "smallest",
+    "solve",
+]

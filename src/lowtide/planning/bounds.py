@@ -1,0 +1,128 @@
+"""A lower bound on the time of any exact plan: the linear relaxation of the core, with rows that always hold.
+
+Valid for every schedule that keeps and replays, however often: a value that autograd will ask for is held
+into backward or replayed at least once; what is held takes its bytes from the moment that nobody else holds
+it, and what has been asked and will be asked again is there either way. The same holds from any ask on: what
+is asked later must be there when it has been answered, or be replayed from what is. Not tight where the peak
+is made inside a replay. Rows are added where the relaxed solution breaks them. HiGHS solves the programme; when time
+runs out, what is proved so far is returned.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
+
+from .formulation import Formulation, Place, Rows
+from .problem import Problem
+from .simulator import Simulator
+
+_ROUNDS = 6
+_PLACES_A_ROUND = 6
+_STATES = 3
+_INFEASIBLE = 2
+_ROUNDING = 1 - 1e-9  # what HiGHS may be wrong by
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What no plan can beat."""
+
+    step_s: float
+    impossible: bool
+    """No schedule at all fits into the budget."""
+
+
+def lower_bound(problem: Problem, budget_bytes: int, *, deadline: float | None = None) -> Bound:
+    """The best proved lower bound on the time of a step whose peak is at most `budget_bytes`."""
+    plain_s = problem.trace.step_s
+    if not problem.n_asks:
+        return Bound(plain_s, impossible=False)
+    model = Formulation(problem)
+    if not model.n_variables:
+        return Bound(plain_s, impossible=False)
+    until = math.inf if deadline is None else deadline
+    best_s = _whole_step(model, budget_bytes, until)
+    for k in _fullest_asks(problem):
+        if best_s is None or time.monotonic() > until:
+            break
+        after_s = _after_ask(model, budget_bytes, k, until)
+        best_s = None if after_s is None else max(best_s, after_s)
+    if best_s is None:
+        return Bound(plain_s, impossible=True)
+    return Bound(plain_s + best_s, impossible=False)
+
+
+def _whole_step(model: Formulation, budget_bytes: int, until: float) -> float | None:
+    """The least extra time by what must be held in forward and backward; None if that cannot fit."""
+    problem = model.problem
+    rows = Rows()
+    model.structure(rows, after=-1)
+    places = {Place("ask", 0), Place("forward", problem.n_ops - 1)}
+    pending = set(places)
+    best_s = 0.0
+    for _ in range(_ROUNDS):
+        for place in sorted(pending, key=lambda place: (place.phase, place.index)):
+            terms, fixed = model.certain_terms(place)
+            rows.add(terms, -np.inf, (budget_bytes - fixed) / model.byte_unit)
+        found = _relaxed(model, rows, until)
+        if found.status == _INFEASIBLE:
+            return None
+        if found.status != 0:
+            break
+        best_s = max(best_s, float(found.fun) * model.time_unit * _ROUNDING)
+        pending = _broken(model, found.x, budget_bytes) - places
+        if not pending or time.monotonic() > until:
+            break
+        places |= pending
+    return best_s
+
+
+def _after_ask(model: Formulation, budget_bytes: int, k: int, until: float) -> float | None:
+    """The least time of replays after ask k, from what can be there when it has been answered; None: nothing can."""
+    rows = Rows()
+    model.structure(rows, after=k)
+    terms, fixed = model.state_terms(k)
+    rows.add(terms, -np.inf, (budget_bytes - fixed) / model.byte_unit)
+    found = _relaxed(model, rows, until)
+    if found.status == _INFEASIBLE:
+        return None
+    return float(found.fun) * model.time_unit * _ROUNDING if found.status == 0 else 0.0
+
+
+def _relaxed(model: Formulation, rows: Rows, until: float) -> OptimizeResult:
+    count = model.n_variables
+    left_s = until - time.monotonic()
+    return milp(
+        model.cost(),
+        constraints=LinearConstraint(rows.matrix(count), rows.low, rows.high),
+        bounds=Bounds(0, model.upper()),
+        options={"time_limit": max(0.05, left_s)} if math.isfinite(left_s) else {},
+    )
+
+
+def _fullest_asks(problem: Problem) -> list[int]:
+    """The asks at which most would be alive if everything were kept, apart from each other."""
+    live = Simulator(problem).run(problem.keep_all()).ask_live
+    picked: list[int] = []
+    for k in np.argsort(-live, kind="stable"):
+        if all(abs(int(k) - other) > len(live) // 40 for other in picked):
+            picked.append(int(k))
+        if len(picked) == _STATES:
+            break
+    return picked
+
+
+def _broken(model: Formulation, x: np.ndarray[tuple[int], np.dtype[np.float64]], budget_bytes: int) -> set[Place]:
+    """The places at which the relaxed solution holds the most bytes too many."""
+    found: list[tuple[float, Place]] = []
+    for phase, live in zip(("forward", "ask"), model.certain_bytes(x), strict=True):
+        excess = live - budget_bytes * (1 + 1e-7)
+        for k in np.argsort(-excess)[: 4 * _PLACES_A_ROUND]:
+            if excess[k] > 0 and not any(p.phase == phase and abs(p.index - int(k)) < 3 for _, p in found):
+                found.append((float(excess[k]), Place(phase, int(k))))
+    return {place for _, place in sorted(found, key=lambda item: -item[0])[:_PLACES_A_ROUND]}

@@ -1,0 +1,91 @@
+"""Plans for deep stacks of equal blocks: the mixed integer programme with blocks tied into a few groups.
+
+Blocks with equal structure get one decision a group (see `repetition.tie_blocks`), so that a model of 48
+layers is no larger than one of seven; rows of bytes are still those of the whole step. Plans are a little
+worse than untied ones at most by what one block more or less of a treatment is worth. Without repetition this
+is the plain programme. Where the programme finds nothing that fits, what it nearly found is repaired.
+"""
+
+from __future__ import annotations
+
+import time
+
+from .candidate import Candidate, judged
+from .milp import MilpResult, solve_milp
+from .problem import Problem
+from .repair import repair
+from .repetition import Stretch, find_stretches, tie_blocks
+from .segments import block_cuts, keep_at_cuts
+from .simulator import Simulator
+
+_MISSES_MENDED = 3
+
+
+def solve_chain(
+    simulator: Simulator,
+    budget_bytes: int,
+    *,
+    deadline: float,
+    relative_gap: float = 0.005,
+    good_enough_s: float = 0.0,
+) -> Candidate | None:
+    """The best plan found with tied blocks, if any fits; none better is looked for than `good_enough_s` extra."""
+    problem = simulator.problem
+    stretches = find_stretches(problem)
+    reach = reach_of(problem, stretches)
+    if not stretches:
+        found = solve_milp(simulator, budget_bytes, deadline=deadline, relative_gap=relative_gap, reach_asks=reach)
+        return fitting(simulator, found, budget_bytes, "MILP", deadline)
+    ties = tie_blocks(problem, stretches)
+    # First free, with a short sight. Where that misjudges long replays: with what crosses from block to block
+    # held, so that there are none, which is how tight plans look. Then free again, with a long sight, which is slow.
+    boundaries = keep_at_cuts(problem, block_cuts(problem, stretches))
+    anchors = [j for j in range(problem.n_ops) if boundaries[j] and not problem.pinned[j]]
+    best: Candidate | None = None
+    for held, widen, share in (([], False, 0.7), (anchors, False, 0.5), ([], True, 1.0)):
+        if best is not None and best.extra_s <= good_enough_s:
+            break
+        until = time.monotonic() + share * (deadline - time.monotonic())
+        found = solve_milp(
+            simulator,
+            budget_bytes,
+            ties=ties,
+            deadline=until,
+            relative_gap=relative_gap,
+            reach_asks=reach,
+            better_than_s=None if best is None else best.extra_s * (1 - relative_gap),
+            anchors=held,
+            widen=widen,
+        )
+        if found.keep is None and (not widen or best is not None):
+            continue
+        other = fitting(simulator, found, budget_bytes, "MILP, tied blocks", deadline)
+        if other is not None and (best is None or other.extra_s < best.extra_s):
+            best = other
+    return best
+
+
+def fitting(
+    simulator: Simulator, found: MilpResult, budget_bytes: int, solver: str, deadline: float
+) -> Candidate | None:
+    """What the programme found; failing that, what it nearly found, repaired."""
+    if found.keep is not None and found.simulation is not None:
+        return Candidate(tuple(found.keep), frozenset(), found.simulation, solver)
+    mended: Candidate | None = None
+    for miss in found.misses[:_MISSES_MENDED]:
+        near = judged(simulator, miss, solver=f"{solver}, repaired")
+        left_s = deadline - time.monotonic()
+        if near is None or left_s < 0:
+            continue
+        other = repair(simulator, near, budget_bytes, deadline=time.monotonic() + max(left_s / 2, 0.5))
+        if other is not None and (mended is None or other.extra_s < mended.extra_s):
+            mended = other
+    return mended
+
+
+def reach_of(problem: Problem, stretches: list[Stretch]) -> int | None:
+    """How many asks ahead of its own a replay can matter: two blocks; without blocks, no limit."""
+    if not stretches or problem.n_ops < 400:
+        return None
+    period = max(stretch.period for stretch in stretches)
+    return 2 * period * problem.n_asks // problem.n_ops + 1

@@ -1,0 +1,78 @@
+"""Decisions and simulations in words: where the peak is, who holds it, what each kind of module does."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from .._units import format_bytes
+from .candidate import Candidate
+from .plan import ModuleKind, PinnedOp
+from .problem import Problem
+from .simulator import PeakAt, Simulator
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def describe_place(problem: Problem, at: PeakAt) -> str:
+    """ "in forward, at aten.mm.default of h.3.mlp" """
+    trace = problem.trace
+    if at.phase == "forward":
+        return f"in forward, at {_op_name(problem, at.index)}" if trace.ops else "nowhere"
+    maker = problem.maker[problem.ask_value[at.index]]
+    if maker < 0:
+        # Backward asks for a parameter: name the op whose value it asks for next to it.
+        near = [k for k in range(problem.n_asks) if problem.maker[problem.ask_value[k]] >= 0]
+        if not near:
+            return f"in backward, at ask {at.index}"
+        maker = problem.maker[problem.ask_value[min(near, key=lambda k: abs(k - at.index))]]
+    return f"in backward, when it needs what {_op_name(problem, maker)} made"
+
+
+def describe_holders(simulator: Simulator, candidate: Candidate, count: int = 5) -> list[str]:
+    """The largest holders of memory at the peak, alike ones together: "12 × aten.mm.default of h.*.mlp: 1.00 GiB"."""
+    problem = simulator.problem
+    sizes: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
+    for v in simulator.holders(candidate.keep, candidate.again, candidate.simulation.peak_at):
+        op = problem.trace.ops[problem.maker[v]]
+        where = f" of {module_kind(op.module)}" if op.module else ""
+        sizes[op.name + where] += problem.nbytes[v]
+        numbers[op.name + where] += 1
+    return [f"{numbers[name]} × {name}: {format_bytes(size)}" for name, size in sizes.most_common(count)]
+
+
+def module_kind(module: str) -> str:
+    """A module path with its numbers taken out: "h.3.mlp" is a "h.*.mlp"."""
+    return _NUMBER.sub("*", module)
+
+
+def summarise_kinds(simulator: Simulator, candidate: Candidate) -> tuple[ModuleKind, ...]:
+    """Bytes and times by kind of module."""
+    problem = simulator.problem
+    kinds = [module_kind(op.module) for op in problem.trace.ops]
+    ops = Counter(kinds)
+    kept: Counter[str] = Counter()
+    recomputed: Counter[str] = Counter()
+    seconds: dict[str, float] = dict.fromkeys(ops, 0.0)
+    for v in simulator.held_into_backward(candidate.keep):
+        kept[kinds[problem.maker[v]]] += problem.nbytes[v]
+    for j in range(problem.n_ops):
+        if not candidate.keep[j]:
+            recomputed[kinds[j]] += sum(problem.nbytes[v] for v in problem.outputs[j] if problem.saved[v])
+            seconds[kinds[j]] += problem.time_s[j] * candidate.simulation.replays[j]
+    return tuple(ModuleKind(kind, ops[kind], kept[kind], recomputed[kind], seconds[kind]) for kind in ops)
+
+
+def summarise_pinned(problem: Problem) -> tuple[PinnedOp, ...]:
+    """The pinned ops, alike ones together."""
+    pinned: Iterable[tuple[str, str, str]] = (
+        (op.name, module_kind(op.module), op.pinned) for op in problem.trace.ops if op.pinned is not None
+    )
+    return tuple(PinnedOp(name, module, why, count) for (name, module, why), count in Counter(pinned).items())
+
+
+def _op_name(problem: Problem, op: int) -> str:
+    record = problem.trace.ops[op]
+    return record.name + (f" of {record.module}" if record.module else "")

@@ -1,0 +1,339 @@
+"""The core of the planner as linear rows: at most one recompute per op, bytes at any op and any ask.
+
+Variables are shared by *ties*: ops with one tie get one decision, so that repeated blocks make a small
+model; without ties every op has its own. `s` (held into backward) is binary; `r` (replayed) and what follows
+from both are continuous, because with `s` integral their least values are integral.
+
+Rows are optimistic or safe about what is alive only inside one resolve: optimistic rows leave it out (and are
+then valid for this class of plans up to the other approximations below), safe ones count all of it. Neither
+is exact; the simulator has the last word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array
+
+from .problem import Problem
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row of bytes is: at a forward op or at an ask."""
+
+    phase: str
+    index: int
+
+
+class Rows:
+    """Sparse rows `low <= Σ coefficient · variable <= high`, each written once."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[tuple[tuple[int, float], ...], float, float]] = set()
+        self._columns: list[int] = []
+        self._coefficients: list[float] = []
+        self._starts = [0]
+        self.low: list[float] = []
+        self.high: list[float] = []
+
+    def add(self, terms: dict[int, float], low: float, high: float) -> None:
+        """One row; a repeated one is left out."""
+        key = (tuple(sorted(terms.items())), low, high)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self._columns.extend(terms)
+        self._coefficients.extend(terms.values())
+        self._starts.append(len(self._columns))
+        self.low.append(low)
+        self.high.append(high)
+
+    def matrix(self, n_columns: int) -> csr_array:
+        """The coefficients."""
+        return csr_array(
+            (self._coefficients, self._columns, self._starts), shape=(len(self._starts) - 1, n_columns), dtype=float
+        )
+
+
+class Formulation:
+    """Variables and rows for one problem; rows of bytes are made for one place at a time."""
+
+    def __init__(self, problem: Problem, ties: Sequence[int] | None = None) -> None:
+        self.problem = problem
+        n = problem.n_ops
+        labels = list(range(n)) if ties is None else list(ties)
+        self.replayed_at = _replayed_at(problem)
+        self.last_wanted = self._find_last_wanted()
+        # Only what some saved value is made from can be worth keeping or recomputing.
+        self.relevant = [at <= problem.n_asks for at in self.replayed_at]
+        classes: dict[int, int] = {}
+        self.op_class = [classes.setdefault(labels[j], len(classes)) if self.relevant[j] else -1 for j in range(n)]
+        self.n_classes = len(classes)
+        self.n_variables = 2 * self.n_classes
+        self.held_variable = self._held_variables()
+        self.byte_unit = max(1.0, float(max(problem.nbytes, default=1)) / 1000.0)
+        self.time_unit = max(sum(problem.time_s) / 1000.0, 1e-12)
+        self._values = np.array([v for v in range(problem.n_values) if self.held_variable[v] >= 0], dtype=np.int64)
+        self._held = np.array(self.held_variable, dtype=np.int64)[self._values]
+        self._bytes = np.array(problem.nbytes, dtype=np.float64)[self._values] / self.byte_unit
+        self._maker = np.array(problem.maker, dtype=np.int64)[self._values]
+        self._natural_end = np.array(problem.natural_end, dtype=np.int64)[self._values]
+        self._natural_last_ask = np.array(problem.natural_last_ask, dtype=np.int64)[self._values]
+        self._last_wanted = np.array(self.last_wanted, dtype=np.int64)[self._values]
+        self._natural_forward, self._natural_backward = _natural_bytes(problem)
+        self._settle_certain()
+
+    def s(self, op: int) -> int:
+        """The variable "op is held"."""
+        return self.op_class[op]
+
+    def r(self, op: int) -> int:
+        """The variable "op is replayed"."""
+        return self.n_classes + self.op_class[op]
+
+    def cost(self) -> Floats:
+        """Replay time, in units of `time_unit`."""
+        cost = np.zeros(self.n_variables)
+        for j in range(self.problem.n_ops):
+            if self.relevant[j]:
+                cost[self.r(j)] += self.problem.time_s[j] / self.time_unit
+        return cost
+
+    def upper(self) -> Floats:
+        """Upper bounds: nothing pinned is replayed."""
+        upper = np.ones(self.n_variables)
+        for j in range(self.problem.n_ops):
+            if self.relevant[j] and self.problem.pinned[j]:
+                upper[self.r(j)] = 0.0
+        return upper
+
+    def structure(self, rows: Rows, *, after: int | None = None) -> None:
+        """What is saved is held or replayed; so is what a replay reads.
+
+        `after` an ask (-1: all of backward), for lower bounds: only what is asked for later, from what is there
+        then. What is never asked for may be neither held nor replayed.
+        """
+        problem = self.problem
+        for j in range(problem.n_ops):
+            if not self.relevant[j]:
+                continue
+            if any(
+                problem.saved[v] and (after is None or (problem.last_ask[v] > after and not self._answered(v, after)))
+                for v in problem.outputs[j]
+            ):
+                rows.add({self.s(j): 1.0, self.r(j): 1.0}, 1.0, np.inf)
+            if problem.pinned[j]:
+                continue
+            for u in problem.inputs[j]:
+                maker = problem.maker[u]
+                if after is not None and self._answered(u, after):
+                    continue
+                if self.s(maker) != self.s(j):
+                    rows.add({self.s(maker): 1.0, self.r(maker): 1.0, self.r(j): -1.0}, 0.0, np.inf)
+                held = self.held_variable[u]
+                if held >= 2 * self.n_classes:
+                    rows.add(_sum([(held, 1.0), (self.s(maker), -1.0), (self.r(j), -1.0)]), -1.0, np.inf)
+
+    def bytes_row(
+        self, rows: Rows, place: Place, budget: float, *, safe: bool, reach: int, new: Callable[[], int]
+    ) -> None:
+        """All bytes alive at `place` fit into `budget`. `reach`: how many asks ahead a replay may reach."""
+        if place.phase == "forward":
+            terms, fixed = self._forward_terms(place.index)
+        else:
+            terms, fixed = self._ask_terms(rows, place.index, safe, reach, new)
+        rows.add(terms, -np.inf, (budget - fixed) / self.byte_unit)
+
+    def held_terms(self, place: Place) -> tuple[dict[int, float], float]:
+        """What is held at `place` whatever the replays do, and the bytes that no decision changes."""
+        if place.phase == "forward":
+            return self._forward_terms(place.index)
+        k = place.index
+        alive = (self._last_wanted >= k) & (self._natural_last_ask < k)
+        fixed = self.problem.trace.asks[k].other_bytes + self._natural_backward[k]
+        return self._summed(alive), float(fixed)
+
+    def certain_terms(self, place: Place) -> tuple[dict[int, float], float]:
+        """Like `held_terms`, but only what no exact schedule can avoid: for lower bounds."""
+        if place.phase == "forward":
+            return self._forward_terms(place.index)
+        k = place.index
+        starts, ends = self._certainly_held
+        terms = self._summed((starts <= k) & (k <= ends) & (self._natural_last_ask < k))
+        fixed = self.problem.trace.asks[k].other_bytes + self._natural_backward[k]
+        return terms, float(fixed + self._answered_bytes[k])
+
+    def state_terms(self, k: int) -> tuple[dict[int, float], float]:
+        """What is there once ask k has been answered, if `s` says just that: for lower bounds, with `after=k`."""
+        problem = self.problem
+        answered = np.array([self._answered(int(v), k) for v in self._values], dtype=bool)
+        terms = self._summed(~answered & (self._natural_last_ask < k))
+        fixed = problem.trace.asks[k].other_bytes + self._natural_backward[k] + self._answered_bytes[k]
+        return terms, float(fixed)
+
+    def _answered(self, v: int, k: int) -> bool:
+        """Whether v has been asked for by ask k, and its handle is still there."""
+        return self.problem.saved[v] and self.problem.first_ask[v] <= k <= self.problem.handle_end[v]
+
+    def certain_bytes(self, x: Floats) -> tuple[Floats, Floats]:
+        """By op and by ask: what the rows of `certain_terms` come to for a solution."""
+        problem = self.problem
+        held = x[self._held] * self._bytes * self.byte_unit
+        forward = np.zeros(problem.n_ops + 1)
+        start = np.maximum(self._maker, self._natural_end + 1)
+        np.add.at(forward, np.minimum(start, problem.n_ops), held)
+        forward_other = np.array([op.other_bytes for op in problem.trace.ops]) + self._natural_forward[: problem.n_ops]
+        backward = np.zeros(problem.n_asks + 2)
+        starts, ends = self._certainly_held
+        starts = np.maximum(starts, self._natural_last_ask + 1)
+        some = starts <= ends
+        np.add.at(backward, np.minimum(starts[some], problem.n_asks), held[some])
+        np.subtract.at(backward, np.minimum(ends[some], problem.n_asks) + 1, held[some])
+        backward_other = np.array([ask.other_bytes for ask in problem.trace.asks], dtype=float)
+        backward_other += self._natural_backward[: problem.n_asks] + self._answered_bytes[: problem.n_asks]
+        return (
+            np.cumsum(forward)[: problem.n_ops] + forward_other,
+            np.cumsum(backward)[: problem.n_asks] + backward_other,
+        )
+
+    def _settle_certain(self) -> None:
+        """What is held for sure: into the first ask, and what is saved until it has first been asked for.
+
+        From then until its handle is gone it is there whether it was held or replayed: bytes of no decision.
+        """
+        problem = self.problem
+        answered = np.zeros(problem.n_asks + 2)
+        starts = np.zeros(problem.n_values, dtype=np.int64)
+        ends = np.zeros(problem.n_values, dtype=np.int64)
+        for v in range(problem.n_values):
+            if problem.saved[v]:
+                ends[v] = min(problem.first_ask[v], problem.n_asks) - 1
+                # What lives until backward anyway is there without us.
+                first = max(problem.first_ask[v], problem.natural_last_ask[v] + 1)
+                if first <= problem.handle_end[v] and problem.first_ask[v] < problem.n_asks:
+                    answered[first] += problem.nbytes[v]
+                    answered[min(problem.handle_end[v], problem.n_asks) + 1] -= problem.nbytes[v]
+        self._certainly_held = (starts[self._values], ends[self._values])
+        self._answered_bytes: Floats = np.cumsum(answered)
+
+    def _forward_terms(self, j: int) -> tuple[dict[int, float], float]:
+        alive = (self._maker <= j) & (self._natural_end < j)
+        return self._summed(alive), float(self.problem.trace.ops[j].other_bytes + self._natural_forward[j])
+
+    def _ask_terms(
+        self, rows: Rows, k: int, safe: bool, reach: int, new: Callable[[], int]
+    ) -> tuple[dict[int, float], float]:
+        """The bytes at ask k, with new variables for ops that may have been replayed before they are asked."""
+        problem = self.problem
+        terms, fixed = self.held_terms(Place("ask", k))
+        early: dict[int, int] = {}
+
+        def done(op: int) -> int:
+            """The variable "op has been replayed by ask k", or -1 where it cannot have been."""
+            if self._asked_by(op, k):
+                return self.r(op)
+            return early.get(op, -1)
+
+        for w in range(problem.n_ops - 1, -1, -1):
+            if not self.relevant[w] or problem.pinned[w]:
+                continue
+            variable = done(w)
+            if variable < 0:
+                continue
+            for u in problem.inputs[w]:
+                op = problem.maker[u]
+                if problem.pinned[op] or self._asked_by(op, k) or self.replayed_at[op] > k + reach:
+                    continue
+                if op not in early:
+                    early[op] = new()
+                rows.add(_sum([(early[op], 1.0), (variable, -1.0), (self.s(op), 1.0)]), 0.0, np.inf)
+            for v in problem.outputs[w]:
+                wanted = self.last_wanted[v]
+                if wanted > k or (wanted == k and (safe or problem.saved[v])):
+                    terms[variable] = terms.get(variable, 0.0) + problem.nbytes[v] / self.byte_unit
+        return terms, fixed
+
+    def _asked_by(self, op: int, k: int) -> bool:
+        return any(self.problem.first_ask[v] <= k for v in self.problem.outputs[op])
+
+    def _summed(self, alive: npt.NDArray[np.bool_]) -> dict[int, float]:
+        totals = np.bincount(self._held[alive], weights=self._bytes[alive])
+        return {int(c): float(totals[c]) for c in np.flatnonzero(totals)}
+
+    def _held_variables(self) -> list[int]:
+        """By value: the variable that says that it is held.
+
+        A kept op with several outputs holds only those that are saved or read by a replay; the others get a
+        variable of their own. A lone output is kept for a purpose or not at all.
+        """
+        problem = self.problem
+        variables = [-1] * problem.n_values
+        own: dict[tuple[int, int], int] = {}
+        for j in range(problem.n_ops):
+            if not self.relevant[j]:
+                continue
+            for position, v in enumerate(problem.outputs[j]):
+                if problem.saved[v] or len(problem.outputs[j]) == 1:
+                    variables[v] = self.s(j)
+                elif any(self.relevant[w] and not problem.pinned[w] for w in problem.consumers[v]):
+                    key = (self.op_class[j], position)
+                    if key not in own:
+                        own[key] = self.n_variables
+                        self.n_variables += 1
+                    variables[v] = own[key]
+        return variables
+
+    def _find_last_wanted(self) -> list[int]:
+        """By value: the last ask at which it can still be wanted, by its handle or by a replay that reads it."""
+        problem = self.problem
+        last = []
+        for v in range(problem.n_values):
+            ends = [problem.handle_end[v]] if problem.saved[v] else [-1]
+            ends += [self.replayed_at[w] for w in problem.consumers[v] if self.replayed_at[w] <= problem.n_asks]
+            last.append(max(ends))
+        return last
+
+
+def _replayed_at(problem: Problem) -> list[int]:
+    """By op: the ask by which it has been replayed if it is at all; beyond all asks: nothing saved is made from it.
+
+    What is saved is replayed at its first ask at the latest, anything else for the last of its readers.
+    """
+    never = problem.n_asks + 1
+    at = [never] * problem.n_ops
+    for j in range(problem.n_ops - 1, -1, -1):
+        asked = [problem.first_ask[v] for v in problem.outputs[j] if problem.saved[v]]
+        if asked:
+            at[j] = min(asked)
+        else:
+            readers = [at[w] for v in problem.outputs[j] for w in problem.consumers[v] if not problem.pinned[w]]
+            at[j] = max((reader for reader in readers if reader < never), default=never)
+    return at
+
+
+def _natural_bytes(problem: Problem) -> tuple[Floats, Floats]:
+    """Bytes of values that are alive whatever is decided, by op and by ask."""
+    forward = np.zeros(problem.n_ops + 2)
+    backward = np.zeros(problem.n_asks + 2)
+    for v in range(problem.n_values):
+        if problem.maker[v] < 0:
+            continue
+        forward[problem.maker[v]] += problem.nbytes[v]
+        forward[min(problem.natural_end[v], problem.n_ops) + 1] -= problem.nbytes[v]
+        if problem.natural_last_ask[v] >= 0:
+            backward[0] += problem.nbytes[v]
+            backward[min(problem.natural_last_ask[v], problem.n_asks) + 1] -= problem.nbytes[v]
+    return np.cumsum(forward), np.cumsum(backward)
+
+
+def _sum(terms: list[tuple[int, float]]) -> dict[int, float]:
+    total: dict[int, float] = {}
+    for variable, coefficient in terms:
+        total[variable] = total.get(variable, 0.0) + coefficient
+    return {variable: coefficient for variable, coefficient in total.items() if coefficient}

@@ -1,0 +1,114 @@
+"""A fast plan without a solver: the best of the simple schemes that fits, then improved while it still fits.
+
+Always returns something if one of its schemes fits; says nothing about how much better a plan could be.
+Every step is judged by the simulator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from .baselines import every_block, keep_heavy_ops, sqrt_segments
+from .candidate import Candidate, judged
+from .problem import Problem
+from .repetition import find_stretches
+from .segments import block_cuts, even_cuts, keep_at_cuts
+from .simulator import Simulator
+
+
+def solve_greedy(simulator: Simulator, budget_bytes: int, *, deadline: float) -> Candidate | None:
+    """The fastest simple scheme that fits, improved."""
+    problem = simulator.problem
+    best: Candidate | None = None
+    for name, keep in simple_schemes(problem):
+        best = _faster(best, judged(simulator, keep, solver=f"greedy, {name}"), budget_bytes)
+        if time.monotonic() > deadline:
+            break
+    best = _faster(best, _dropped(simulator, budget_bytes), budget_bytes)
+    return None if best is None else improve(simulator, best, budget_bytes, deadline=deadline)
+
+
+def improve(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadline: float) -> Candidate:
+    """Undo recomputes, dearest a byte first, for as long as the plan fits."""
+    best = start
+    problem = simulator.problem
+
+    def without_again(ops: list[int]) -> Candidate | None:
+        return judged(simulator, best.keep, best.again - set(ops), solver=start.solver)
+
+    def kept(ops: list[int]) -> Candidate | None:
+        keep = list(best.keep)
+        for j in ops:
+            keep[j] = True
+        return judged(simulator, keep, best.again - set(ops), solver=start.solver)
+
+    def cost_a_byte(j: int) -> float:
+        size = sum(problem.nbytes[v] for v in problem.outputs[j])
+        return -problem.time_s[j] / max(size, 1)
+
+    trials: list[tuple[Callable[[list[int]], Candidate | None], list[int]]] = [
+        (without_again, sorted(best.again, key=cost_a_byte)),
+        (kept, sorted((j for j in range(problem.n_ops) if not best.keep[j]), key=cost_a_byte)),
+    ]
+    for change, ops in trials:
+        position, size = 0, len(ops)
+        while position < len(ops) and time.monotonic() < deadline:
+            # Many at once where that works, one by one where it does not.
+            size = max(1, min(size, len(ops) - position))
+            changed = change(ops[position : position + size])
+            if changed is not None and changed.peak_bytes <= budget_bytes and changed.extra_s <= best.extra_s:
+                best = changed
+                position += size
+                size *= 2
+            elif size > 1:
+                size //= 2
+            else:
+                position += 1
+    return best
+
+
+def simple_schemes(problem: Problem) -> Iterator[tuple[str, list[bool]]]:
+    """Decisions that need no search, with their names."""
+    yield "keep all", problem.keep_all()
+    yield "keep matmuls and attention", keep_heavy_ops(problem)
+    yield "every block", every_block(problem)
+    yield "√n segments", sqrt_segments(problem)
+    cuts = block_cuts(problem, find_stretches(problem))
+    every = 1
+    while every <= len(cuts):
+        yield f"cut every {every} blocks", keep_at_cuts(problem, cuts[::every])
+        every += 1 + every // 3
+    segments = 1
+    while segments <= max(1, problem.n_ops // 2):
+        yield f"{segments} segments", keep_at_cuts(problem, even_cuts(problem, segments))
+        segments += 1 + segments // 2
+
+
+def _dropped(simulator: Simulator, budget_bytes: int) -> Candidate | None:
+    """Keep all, then drop what is cheapest a byte: as little of that order as fits, by bisection."""
+    problem = simulator.problem
+    sizes = [sum(problem.nbytes[v] for v in outputs) for outputs in problem.outputs]
+    order = sorted(
+        (j for j in range(problem.n_ops) if sizes[j] and not problem.pinned[j]),
+        key=lambda j: problem.time_s[j] / sizes[j],
+    )
+    best: Candidate | None = None
+    low, high = 0, len(order)
+    while low < high:
+        middle = (low + high) // 2
+        keep = problem.keep_all()
+        for j in order[: middle + 1]:
+            keep[j] = False
+        tried = judged(simulator, keep, solver="greedy, cheapest a byte")
+        if tried is not None and tried.peak_bytes <= budget_bytes:
+            best, high = tried, middle
+        else:
+            low = middle + 1
+    return best
+
+
+def _faster(best: Candidate | None, other: Candidate | None, budget_bytes: int) -> Candidate | None:
+    if other is None or other.peak_bytes > budget_bytes:
+        return best
+    return other if best is None or other.extra_s < best.extra_s else best

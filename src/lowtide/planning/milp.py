@@ -1,0 +1,189 @@
+"""Plans from a mixed integer programme on HiGHS, with rows of bytes added where the simulator finds too many.
+
+Solve, simulate, add the violated places, solve again. Optimal (within `relative_gap`) among plans that
+recompute every op at most once, where the model is right about what is alive; where it is not, the row is
+made safe and then tightened until the simulator accepts, so a plan that is returned always fits. It may
+miss plans that need an op replayed twice, and where the model is too careful.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from .formulation import Formulation, Place, Rows
+from .simulator import Bytes, Simulation, Simulator
+
+_PLACES_A_ROUND = 4
+
+
+@dataclass
+class _Row:
+    """How a place is treated: its state in the loop of tightening."""
+
+    reach: int
+    """How many asks ahead a replay may reach."""
+    safe: bool = False
+    margin_bytes: float = 0.0
+
+    def tighten(self, place: Place, excess: float, furthest: int) -> None:
+        """The simulator found more bytes than this row: look more carefully, then further, then add a margin."""
+        if place.phase == "ask" and not self.safe:
+            self.safe = True
+        elif place.phase == "ask" and self.reach < furthest:
+            self.reach = furthest
+        else:
+            self.margin_bytes += excess
+
+
+@dataclass(frozen=True, eq=False)
+class MilpResult:
+    """The best plan found, if any, and what is known about better ones."""
+
+    keep: list[bool] | None
+    simulation: Simulation | None
+    optimal: bool
+    """The plan is within the gap of the best that the model allows, no row of which had to be tightened."""
+    infeasible: bool
+    """The model allows no plan, with no row made safe or tightened. No proof: lifetimes are estimates."""
+    rounds: int
+    misses: tuple[list[bool], ...]
+    """What the model allowed and the simulator did not, oldest first: to be mended by others."""
+
+
+def solve_milp(
+    simulator: Simulator,
+    budget_bytes: int,
+    *,
+    ties: Sequence[int] | None = None,
+    deadline: float,
+    relative_gap: float = 0.002,
+    reach_asks: int | None = None,
+    better_than_s: float | None = None,
+    anchors: Sequence[int] = (),
+    widen: bool = True,
+) -> MilpResult:
+    """Search until `time.monotonic()` passes `deadline`.
+
+    `better_than_s`: extra time that a plan must beat. `anchors`: ops that are to be held in any case. `widen`:
+    whether rows that prove wrong may look further than `reach_asks`, which makes large models slow.
+    """
+    problem = simulator.problem
+    model = Formulation(problem, ties)
+    reach = problem.n_asks if reach_asks is None else reach_asks
+    places: dict[Place, _Row] = {}
+    if problem.n_asks:
+        places[Place("ask", 0)] = _Row(reach)
+    if not model.n_variables:  # nothing to decide
+        keep = problem.keep_all()
+        simulation = simulator.run(keep)
+        fits = simulation.peak_bytes <= budget_bytes
+        return _result((keep, simulation) if fits else None, optimal=fits, infeasible=not fits, rounds=0, misses=[])
+    structure_cost = model.cost()
+    best: tuple[list[bool], Simulation] | None = None
+    rounds = 0
+    misses: list[list[bool]] = []
+    while time.monotonic() < deadline:
+        rounds += 1
+        rows = Rows()
+        count = model.n_variables
+
+        def new() -> int:
+            nonlocal count
+            count += 1
+            return count - 1
+
+        model.structure(rows)
+        for place, row in places.items():
+            model.bytes_row(rows, place, budget_bytes - row.margin_bytes, safe=row.safe, reach=row.reach, new=new)
+        cost = np.zeros(count)
+        cost[: model.n_variables] = structure_cost
+        if better_than_s is not None:
+            terms = {int(c): float(structure_cost[c]) for c in np.flatnonzero(structure_cost)}
+            rows.add(terms, -np.inf, better_than_s / model.time_unit)
+        cost[: model.n_classes] += 1e-7  # holding what nobody needs is not free
+        upper = np.ones(count)
+        upper[: model.n_variables] = model.upper()
+        lower = np.zeros(count)
+        for j in anchors:
+            if model.relevant[j]:
+                lower[model.s(j)] = 1.0
+        integrality = np.zeros(count)
+        integrality[: model.n_classes] = 1
+        found = milp(
+            cost,
+            constraints=LinearConstraint(rows.matrix(count), rows.low, rows.high),
+            integrality=integrality,
+            bounds=Bounds(lower, upper),
+            # A share of what is left, so that a plan that does not fit can still be mended.
+            options={"time_limit": max(0.05, (deadline - time.monotonic()) * 0.4), "mip_rel_gap": relative_gap},
+        )
+        if found.x is None:
+            meant = all(not row.safe and not row.margin_bytes for row in places.values())
+            refuted = found.status == 2 and meant and better_than_s is None and not anchors
+            return _result(best, optimal=False, infeasible=refuted, rounds=rounds, misses=misses)
+        keep = _decisions(model, found.x)
+        simulation = simulator.run(keep)
+        if simulation.peak_bytes <= budget_bytes:
+            if best is None or simulation.extra_s < best[1].extra_s:
+                best = (keep, simulation)
+            meant = all(not row.safe and not row.margin_bytes for row in places.values())
+            return _result(best, optimal=found.status == 0 and meant, infeasible=False, rounds=rounds, misses=misses)
+        misses.append(keep)
+        for place, excess in _violated(simulation, budget_bytes):
+            if place in places:
+                places[place].tighten(place, excess, problem.n_asks if widen else reach)
+            else:
+                places[place] = _Row(reach)
+    return _result(best, optimal=False, infeasible=False, rounds=rounds, misses=misses)
+
+
+def _result(
+    best: tuple[list[bool], Simulation] | None,
+    *,
+    optimal: bool,
+    infeasible: bool,
+    rounds: int,
+    misses: list[list[bool]],
+) -> MilpResult:
+    keep, simulation = best if best is not None else (None, None)
+    return MilpResult(keep, simulation, optimal, infeasible, rounds, tuple(misses))
+
+
+def _decisions(model: Formulation, x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[bool]:
+    """Recompute what is not held and is needed; what nobody needs counts as kept, and is never held."""
+    problem = model.problem
+    keep = [True] * problem.n_ops
+    needed = list(problem.saved)
+    for j in range(problem.n_ops - 1, -1, -1):
+        if not model.relevant[j] or problem.pinned[j] or x[model.s(j)] > 0.5:
+            continue
+        if any(needed[v] for v in problem.outputs[j]):
+            keep[j] = False
+            for u in problem.inputs[j]:
+                needed[u] = True
+    return keep
+
+
+def _violated(simulation: Simulation, budget_bytes: int) -> list[tuple[Place, float]]:
+    """The worst places, apart from each other, where too many bytes are alive."""
+    found: list[tuple[Place, float]] = []
+    for phase, live in (("forward", simulation.forward_live), ("ask", simulation.ask_live)):
+        found += [(Place(phase, k), excess) for k, excess in _worst(live, budget_bytes)]
+    return sorted(found, key=lambda item: -item[1])[:_PLACES_A_ROUND]
+
+
+def _worst(live: Bytes, budget_bytes: int) -> list[tuple[int, float]]:
+    excess = live - budget_bytes
+    picked: list[tuple[int, float]] = []
+    apart = max(1, len(live) // 32)
+    while len(picked) < _PLACES_A_ROUND and len(excess) and excess.max() > 0:
+        k = int(excess.argmax())
+        picked.append((k, float(excess[k])))
+        excess = excess.copy()
+        excess[max(0, k - apart) : k + apart + 1] = 0
+    return picked

@@ -1,0 +1,217 @@
+"""A plan: what to keep and what to recompute in one step, and what that is predicted to cost.
+
+Immutable; made by `solve`, read by the engine, printed for people. Holds for steps with the fingerprint it
+names. It carries its own lower bound, so that everybody can see how much better another plan could be.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .._errors import ArgumentError
+from .._units import format_bytes
+from ..trace import Trace
+from ..trace.json_form import read_document
+
+PLAN_VERSION = 1
+_FORMAT = "lowtide plan"
+_LINES = 12
+
+
+@dataclass(frozen=True)
+class PinnedOp:
+    """Ops that may not be replayed."""
+
+    name: str
+    module: str
+    why: str
+    count: int
+
+
+@dataclass(frozen=True)
+class ModuleKind:
+    """What the plan does with the ops of alike modules ("h.*.mlp")."""
+
+    name: str
+    ops: int
+    kept_bytes: int
+    """Held from forward into backward."""
+    recomputed_bytes: int
+    """Saved by autograd in plain PyTorch, and made again here."""
+    recompute_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decisions for every op of a step."""
+
+    keep: tuple[bool, ...]
+    """By op: True to keep what it makes, False to recompute it."""
+    again: tuple[int, ...]
+    """Recomputed ops whose results are not retained when they are only an intermediate."""
+    budget_bytes: int
+    predicted_peak_bytes: int
+    plain_peak_bytes: int
+    peak_at: str
+    predicted_step_s: float
+    plain_step_s: float
+    bound_step_s: float
+    """No exact plan within the budget is faster than this."""
+    solver: str
+    solve_s: float
+    replayed_ops: int
+    pinned: tuple[PinnedOp, ...]
+    kinds: tuple[ModuleKind, ...]
+    fingerprint: str
+    """Of the trace it was made for."""
+    version: int = PLAN_VERSION
+
+    @property
+    def gap(self) -> float:
+        """How much of a plain step a better plan could save at most."""
+        if self.plain_step_s <= 0:
+            return 0.0
+        return max(0.0, self.predicted_step_s - self.bound_step_s) / self.plain_step_s
+
+    @property
+    def recomputed(self) -> tuple[int, ...]:
+        """The ops to recompute."""
+        return tuple(j for j, kept in enumerate(self.keep) if not kept)
+
+    def matches(self, trace: Trace) -> bool:
+        """Whether the plan was made for a step like this one."""
+        return self.fingerprint == trace.fingerprint
+
+    def __str__(self) -> str:
+        share = 100 * self.predicted_peak_bytes / max(self.plain_peak_bytes, 1)
+        slower = 100 * (self.predicted_step_s / self.plain_step_s - 1) if self.plain_step_s else 0.0
+        bound = 100 * (self.bound_step_s / self.plain_step_s - 1) if self.plain_step_s else 0.0
+        lines = [
+            f"budget       {format_bytes(self.budget_bytes)}",
+            f"peak         {format_bytes(self.predicted_peak_bytes)}, {share:.0f} % of "
+            f"{format_bytes(self.plain_peak_bytes)} without a plan; {self.peak_at}",
+            f"step         {_time(self.predicted_step_s)}, {slower:.1f} % more than {_time(self.plain_step_s)}; "
+            f"no plan can do with less than {bound:.1f} % more",
+            f"recompute    {len(self.recomputed):,} of {len(self.keep):,} ops, {self.replayed_ops:,} replays"
+            + (f", {len(self.again):,} ops more than once" if self.again else ""),
+            f"found by     {self.solver}, in {self.solve_s:.1f} s",
+        ]
+        for pin in self.pinned[:_LINES]:
+            where = f" in {pin.module}" if pin.module else ""
+            lines.append(f"pinned       {pin.count} × {pin.name}{where}: {pin.why}")
+        if len(self.pinned) > _LINES:
+            lines.append(f"pinned       and {len(self.pinned) - _LINES} more kinds")
+        return "\n".join([*lines, "", *_table(self.kinds)])
+
+    def to_json(self) -> str:
+        """Compact JSON; `from_json` gives an equal plan."""
+        document = {"format": _FORMAT, **asdict(self)}
+        document["keep"] = "".join("1" if kept else "0" for kept in self.keep)
+        return json.dumps(document, separators=(",", ":"), allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan that `to_json` wrote; `ArgumentError` for anything else."""
+        document = read_document(text, _FORMAT, PLAN_VERSION)
+        try:
+            return _build(document)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(f"not a valid plan: the file is damaged ({type(error).__name__}: {error})") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form to a file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read what `save` wrote."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"no plan can be read from {str(path)!r}: {error}") from error
+        return Plan.from_json(text)
+
+
+def _build(document: dict[str, Any]) -> Plan:
+    fields = {name: value for name, value in document.items() if name != "format"}
+    types: dict[str, Any] = {
+        "budget_bytes": int,
+        "predicted_peak_bytes": int,
+        "plain_peak_bytes": int,
+        "peak_at": str,
+        "predicted_step_s": (int, float),
+        "plain_step_s": (int, float),
+        "bound_step_s": (int, float),
+        "solver": str,
+        "solve_s": (int, float),
+        "replayed_ops": int,
+        "fingerprint": str,
+    }
+    for name, kind in types.items():
+        if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
+            raise TypeError(f"{name} is {fields[name]!r}")
+    decisions = fields["keep"]
+    if not isinstance(decisions, str) or set(decisions) - {"0", "1"}:
+        raise ValueError("the decisions are not a row of 0 and 1")
+    fields["keep"] = tuple(mark == "1" for mark in decisions)
+    again = fields["again"]
+    if not all(type(j) is int and 0 <= j < len(decisions) and decisions[j] == "0" for j in again):
+        raise ValueError("an op is to be made more than once that is not to be recomputed")
+    fields["again"] = tuple(again)
+    fields["pinned"] = tuple(PinnedOp(**_typed(pin, PinnedOp)) for pin in fields["pinned"])
+    fields["kinds"] = tuple(ModuleKind(**_typed(kind, ModuleKind)) for kind in fields["kinds"])
+    return Plan(**fields)
+
+
+def _typed(record: dict[str, Any], cls: type) -> dict[str, Any]:
+    """The fields of a small record, if they have the types that its class says."""
+    kinds: dict[str, Any] = {"str": str, "int": int, "float": (int, float)}
+    for name, annotation in cls.__annotations__.items():
+        if not isinstance(record[name], kinds[annotation]):
+            raise TypeError(f"{name} is {record[name]!r}")
+    return record
+
+
+def _table(kinds: tuple[ModuleKind, ...]) -> list[str]:
+    """Module kinds with the most bytes first, in columns."""
+    if not kinds:
+        return []
+    ordered = sorted(kinds, key=lambda kind: -(kind.kept_bytes + kind.recomputed_bytes))
+    shown, rest = ordered[:_LINES], ordered[_LINES:]
+    rows = [("modules", "ops", "kept", "recomputed", "recompute time")]
+    rows += [_row(kind) for kind in shown]
+    if rest:
+        rows.append(
+            _row(
+                ModuleKind(
+                    f"{len(rest)} other kinds",
+                    sum(kind.ops for kind in rest),
+                    sum(kind.kept_bytes for kind in rest),
+                    sum(kind.recomputed_bytes for kind in rest),
+                    sum(kind.recompute_s for kind in rest),
+                )
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, 5))]).rstrip() for row in rows
+    ]
+
+
+def _row(kind: ModuleKind) -> tuple[str, str, str, str, str]:
+    return (
+        kind.name or "(outside of modules)",
+        f"{kind.ops:,}",
+        format_bytes(kind.kept_bytes),
+        format_bytes(kind.recomputed_bytes),
+        _time(kind.recompute_s),
+    )
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1 or seconds == 0:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"

@@ -1,0 +1,109 @@
+"""A trace in the shape in which simulator and solvers read it: plain lists indexed by op, value and ask.
+
+Derived once per trace. Sources are gone (they are always there, and their bytes are among the other bytes);
+natural lifetimes are settled. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .._errors import ArgumentError
+from ..trace import Trace
+
+
+class Problem:
+    """Everything about a trace that planning looks at again and again."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        n, n_values = len(trace.ops), len(trace.values)
+        self.n_ops = n
+        self.n_values = n_values
+        self.n_asks = len(trace.asks)
+        self.nbytes = [value.nbytes for value in trace.values]
+        self.maker = [-1 if value.op is None else value.op for value in trace.values]
+        self.time_s = [op.time_s for op in trace.ops]
+        self.pinned = [op.pinned is not None for op in trace.ops]
+        self.inputs = [[v for v in op.inputs if self.maker[v] >= 0] for op in trace.ops]
+        """By op, without sources."""
+        self.outputs = [list(op.outputs) for op in trace.ops]
+        self.writes = [[w for w in op.writes if w.old is None or self.maker[w.old] >= 0] for op in trace.ops]
+        self.consumers: list[list[int]] = [[] for _ in range(n_values)]
+        for j, inputs in enumerate(self.inputs):
+            for v in inputs:
+                self.consumers[v].append(j)
+        self.saved = [False] * n_values
+        for v in trace.saved:
+            self.saved[v] = self.maker[v] >= 0
+        self._settle_natural_lifetimes()
+        self._settle_asks()
+
+    def _settle_natural_lifetimes(self) -> None:
+        """Until when each value is there whatever we decide: `natural_end` (op), then `natural_last_ask` (ask)."""
+        trace, n = self.trace, self.n_ops
+        overwritten_at: list[int | None] = [None] * self.n_values
+        latest: dict[int, int] = {}
+        for op in trace.ops:
+            for v in op.outputs:
+                storage = trace.values[v].storage
+                if storage in latest and self.maker[v] >= 0:
+                    overwritten_at[latest[storage]] = self.maker[v]
+                latest[storage] = v
+        self.natural_end = [-1] * self.n_values
+        self.natural_last_ask = [-1] * self.n_values
+        for v, value in enumerate(trace.values):
+            if self.maker[v] < 0:
+                continue
+            # Whoever reads a value holds it meanwhile, even where the profile saw it go a moment earlier.
+            end = max([value.dies, *self.consumers[v][-1:]])
+            over = overwritten_at[v]
+            if over is not None:
+                # From that op on the memory is the next value's; what is held of this one is a private copy.
+                end = min(end, over - 1)
+            self.natural_end[v] = end
+            if end >= n:
+                self.natural_last_ask[v] = self.n_asks if value.freed_at_ask is None else value.freed_at_ask
+
+    def _settle_asks(self) -> None:
+        asks = self.trace.asks
+        self.ask_value = [ask.value for ask in asks]
+        self.node_ends = [k + 1 == len(asks) or asks[k + 1].node != ask.node for k, ask in enumerate(asks)]
+        self.first_ask = [self.n_asks] * self.n_values
+        self.handle_end = [self.n_asks] * self.n_values
+        """The ask after which the handle is gone; the number of asks if that is never asked."""
+        self.freed_after: list[list[int]] = [[] for _ in asks]
+        """By ask: the values whose handles go after it."""
+        self.last_ask = [-1] * self.n_values
+        for k, ask in enumerate(asks):
+            self.last_ask[ask.value] = k
+            if self.maker[ask.value] >= 0 and self.first_ask[ask.value] == self.n_asks:
+                self.first_ask[ask.value] = k
+        node_end = len(asks) - 1
+        for k in range(len(asks) - 1, -1, -1):
+            if self.node_ends[k]:
+                node_end = k
+            v = asks[k].value
+            if self.maker[v] >= 0 and self.last_ask[v] == k:
+                self.handle_end[v] = node_end
+                self.freed_after[node_end].append(v)
+
+    def check_decisions(self, keep: Sequence[int | bool], again: frozenset[int]) -> None:
+        """Raise `ArgumentError` for decisions that no engine could follow."""
+        if len(keep) != self.n_ops:
+            raise ArgumentError(f"{len(keep)} decisions for {self.n_ops} ops")
+        for j, (kept, pinned) in enumerate(zip(keep, self.pinned, strict=True)):
+            if pinned and not kept:
+                op = self.trace.ops[j]
+                raise ArgumentError(f"op {j} ({op.name} in {op.module!r}) cannot be recomputed: {op.pinned}")
+        for j in again:
+            if not 0 <= j < self.n_ops or keep[j]:
+                raise ArgumentError(f"op {j} is to be made again more than once, but is not to be recomputed")
+
+    def keep_all(self) -> list[bool]:
+        """The decisions of plain PyTorch."""
+        return [True] * self.n_ops
+
+    def recompute_all(self) -> list[bool]:
+        """Recompute whatever can be."""
+        return list(self.pinned)

@@ -1,0 +1,66 @@
+"""Making a plan fit that nearly does, by small changes where it holds too much.
+
+The programme plans for at most one replay an op and is careful about what lives inside a replay; just above the
+smallest budgets, plans are better that replay a few ops more than once. At the worst place the largest
+holders are looked at: drop one, do not retain it, or keep it (then what it is made from need not be there). The
+change that removes most excess a second is taken, judged by the simulator. It may get stuck: then there is no
+plan.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from .candidate import Candidate, judged
+from .simulator import PeakAt, Simulator
+
+_STEPS = 60
+_HOLDERS_TRIED = 10
+
+
+def repair(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadline: float) -> Candidate | None:
+    """A plan near `start` that fits, or None."""
+    problem = simulator.problem
+    best, excess = start, _excess(start, budget_bytes)
+    # A change that costs no time is worth taking, but not without bound.
+    least_s = 1e-4 * max(problem.trace.step_s, 1e-12)
+    for _ in range(_STEPS):
+        if excess == 0:
+            break
+        chosen: tuple[float, Candidate, int] | None = None
+        for j in _largest_holders(simulator, best):
+            dropped, kept = list(best.keep), list(best.keep)
+            dropped[j], kept[j] = False, True
+            for keep, again in ((dropped, best.again - {j}), (dropped, best.again | {j}), (kept, best.again - {j})):
+                if time.monotonic() > deadline:
+                    return None
+                if tuple(keep) == best.keep and again == best.again:
+                    continue
+                other = judged(simulator, keep, again, solver=start.solver)
+                if other is None:
+                    continue
+                removed = excess - _excess(other, budget_bytes)
+                worth = removed / max(other.extra_s - best.extra_s, least_s)
+                if removed > 0 and (chosen is None or worth > chosen[0]):
+                    chosen = (worth, other, excess - removed)
+        if chosen is None:
+            break
+        _, best, excess = chosen
+    return best if excess == 0 else None
+
+
+def _excess(candidate: Candidate, budget_bytes: int) -> int:
+    """Bytes too many, summed over all places: it falls even where several places are equally full."""
+    simulation = candidate.simulation
+    over = [np.maximum(live - budget_bytes, 0).sum() for live in (simulation.forward_live, simulation.ask_live)]
+    return int(sum(over))
+
+
+def _largest_holders(simulator: Simulator, candidate: Candidate) -> list[int]:
+    """Ops whose values take most at the peak, without those that are pinned."""
+    problem = simulator.problem
+    at: PeakAt = candidate.simulation.peak_at
+    ops = dict.fromkeys(problem.maker[v] for v in simulator.holders(candidate.keep, candidate.again, at))
+    return [j for j in ops if not problem.pinned[j]][:_HOLDERS_TRIED]

@@ -1,0 +1,99 @@
+"""The smallest budget for which we know a plan, and that plan.
+
+A search over simple schemes, each also with intermediates that are made again more than once (`again`), then
+a descent that looks at who holds the most bytes at the peak, then the mixed integer programme at ever smaller
+budgets. An upper bound on the true smallest budget, and always with a plan that the simulator accepts. Every
+step but the time limit of the last is deterministic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from .candidate import Candidate, judged
+from .chain import solve_chain
+from .formulation import Formulation
+from .greedy import simple_schemes
+from .problem import Problem
+from .repetition import find_stretches
+from .segments import block_cuts, even_cuts, keep_at_cuts
+from .simulator import Simulator
+
+_DESCENT_STEPS = 40
+_HOLDERS_TRIED = 5
+_BISECTIONS = 5
+_CLOSE = 0.01
+
+
+def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) -> Candidate:
+    """The plan of the least peak that was found; stops early at one that needs no more than `enough_bytes`."""
+    problem = simulator.problem
+    best = judged(simulator, problem.keep_all(), solver="keep all")
+    assert best is not None  # keeping everything replays nothing
+    for keep, again in _schemes(problem):
+        tried = judged(simulator, keep, again, solver="smallest peak")
+        if tried is not None and _smaller(tried, best):
+            best = tried
+    if best.peak_bytes > enough_bytes:
+        best = _descended(simulator, best, deadline)
+    floor = max(enough_bytes, floor_bytes(problem) - 1)
+    for _ in range(_BISECTIONS):
+        if best.peak_bytes <= floor * (1 + _CLOSE) or time.monotonic() > deadline:
+            break
+        target = (floor + best.peak_bytes) // 2
+        left_s = deadline - time.monotonic()
+        tried = solve_chain(simulator, target, deadline=time.monotonic() + left_s / 2)
+        if tried is not None and _smaller(tried, best):
+            best = tried
+        else:
+            floor = target
+    return best
+
+
+def floor_bytes(problem: Problem) -> int:
+    """Bytes below which no plan can be: at some op or ask they are alive whatever is decided."""
+    model = Formulation(problem)
+    forward, backward = model.certain_bytes(np.zeros(model.n_variables))
+    return int(max([0.0, *forward, *backward]))
+
+
+def _schemes(problem: Problem) -> Iterator[tuple[list[bool], frozenset[int]]]:
+    """Segments, their intermediates retained, retained at block boundaries only, or not at all."""
+    fine = block_cuts(problem, find_stretches(problem)) or even_cuts(problem, max(2, problem.n_ops // 4))
+    boundary = keep_at_cuts(problem, fine)
+    for _, keep in simple_schemes(problem):
+        recomputed = [j for j in range(problem.n_ops) if not keep[j]]
+        yield keep, frozenset()
+        yield keep, frozenset(j for j in recomputed if not boundary[j])
+        yield keep, frozenset(recomputed)
+
+
+def _descended(simulator: Simulator, start: Candidate, deadline: float) -> Candidate:
+    """Take from the peak what holds most there: recompute what is kept, retain less of what is recomputed."""
+    problem, best = simulator.problem, start
+    for _ in range(_DESCENT_STEPS):
+        ops = dict.fromkeys(problem.maker[v] for v in simulator.holders(best.keep, best.again, best.simulation.peak_at))
+        tried = 0
+        better: Candidate | None = None
+        for j in ops:
+            if problem.pinned[j] or tried == _HOLDERS_TRIED or time.monotonic() > deadline:
+                continue
+            tried += 1
+            dropped, kept = list(best.keep), list(best.keep)
+            dropped[j], kept[j] = False, True
+            # Keeping it can help too: then its own inputs need not be there.
+            for keep, again in ((dropped, best.again - {j}), (dropped, best.again | {j}), (kept, best.again - {j})):
+                other = judged(simulator, keep, again, solver="smallest peak")
+                if other is not None and _smaller(other, better or best):
+                    better = other
+        if better is None:
+            break
+        best = better
+    return best
+
+
+def _smaller(one: Candidate, other: Candidate) -> bool:
+    return (one.peak_bytes, one.extra_s) < (other.peak_bytes, other.extra_s)

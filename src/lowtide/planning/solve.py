@@ -1,0 +1,171 @@
+"""The planner's front door: a trace and a budget in, a plan that the simulator accepts out.
+
+Tries from cheap to dear: keep everything; a greedy plan; the programme with tied blocks; for small steps the
+plain programme; then single recomputes are undone while there is room. Where nothing fits, the search for the
+smallest peak has the last word, and `BudgetError` says what it found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .._errors import ArgumentError, BudgetError
+from .._units import format_bytes
+from ..trace import Trace
+from .bounds import Bound, lower_bound
+from .candidate import Candidate, judged
+from .chain import fitting, reach_of, solve_chain
+from .describing import describe_holders, describe_place, summarise_kinds, summarise_pinned
+from .greedy import improve, solve_greedy
+from .milp import solve_milp
+from .plan import Plan
+from .problem import Problem
+from .repetition import find_stretches
+from .simulator import Simulator
+from .smallest import smallest
+
+_GOOD_ENOUGH = 0.0005
+"""Share of a plain step by which it is not worth searching on."""
+_PLAIN_OPS = 2500
+"""Ops up to which the programme without ties is tried."""
+
+Progress = Callable[[str], None]
+
+
+def solve(trace: Trace, budget_bytes: int, *, deadline_s: float = 20.0, progress: Progress | None = None) -> Plan:
+    """The fastest plan found whose predicted peak is at most `budget_bytes`.
+
+    `progress` is called with a sentence now and then. Raises `BudgetError` if no plan is found that fits.
+    """
+    if budget_bytes <= 0 or deadline_s <= 0:
+        raise ArgumentError(f"a budget of {budget_bytes} bytes and {deadline_s} s to plan: both must be positive")
+    trace.check()
+    started = time.monotonic()
+    say = progress if progress is not None else _silence
+    simulator = Simulator(Problem(trace))
+    plain = judged(simulator, simulator.problem.keep_all(), solver="keep all")
+    assert plain is not None  # keeping everything replays nothing
+    if plain.peak_bytes <= budget_bytes:
+        say("everything fits: nothing to recompute")
+        return _plan(simulator, plain, plain, Bound(trace.step_s, impossible=False), budget_bytes, started)
+    bound = lower_bound(simulator.problem, budget_bytes, deadline=started + 0.2 * deadline_s)
+    best: Candidate | None = None
+    if bound.impossible:
+        say("no schedule fits: looking for the smallest budget that works")
+    else:
+        best = _search(simulator, budget_bytes, bound, started, deadline_s, say)
+    if best is None:
+        deadline = max(started + deadline_s, time.monotonic() + 0.5 * deadline_s)
+        least = smallest(simulator, enough_bytes=budget_bytes, deadline=deadline)
+        if least.peak_bytes > budget_bytes:
+            raise _budget_error(simulator, least, budget_bytes)
+        best = improve(simulator, least, budget_bytes, deadline=time.monotonic() + 0.2 * deadline_s)
+    return _plan(simulator, best, plain, bound, budget_bytes, started)
+
+
+def _search(
+    simulator: Simulator, budget_bytes: int, bound: Bound, started: float, deadline_s: float, say: Progress
+) -> Candidate | None:
+    """The best plan of all solvers, in order of their price, until one is good enough or time is up."""
+    trace = simulator.problem.trace
+    plain_s = max(trace.step_s, 1e-12)
+    best: Candidate | None = None
+
+    def consider(other: Candidate | None) -> None:
+        nonlocal best
+        if other is not None and other.peak_bytes <= budget_bytes and (best is None or other.extra_s < best.extra_s):
+            best = other
+            gap = (other.simulation.step_s - bound.step_s) / plain_s
+            say(f"{other.solver}: {100 * other.extra_s / plain_s:.2f} % more time, {100 * gap:.2f} % above the bound")
+
+    def good_enough() -> bool:
+        return best is not None and best.simulation.step_s - bound.step_s <= _GOOD_ENOUGH * plain_s
+
+    # The gap is of the extra time, which may be small: look no closer than a share of the step.
+    gap = min(0.05, max(1e-4, _GOOD_ENOUGH * plain_s / max(bound.step_s - trace.step_s, 1e-12)))
+    chained = solve_chain(
+        simulator,
+        budget_bytes,
+        deadline=started + 0.5 * deadline_s,
+        relative_gap=gap,
+        good_enough_s=bound.step_s - trace.step_s + _GOOD_ENOUGH * plain_s,
+    )
+    consider(chained)
+    if chained is None or not good_enough():
+        # Quick schemes; what is dear about them is only worth it where the programme found nothing.
+        share = 0.2 if chained is None else 0.05
+        consider(solve_greedy(simulator, budget_bytes, deadline=time.monotonic() + share * deadline_s))
+    tied = chained is None or "tied" in chained.solver
+    if tied and simulator.problem.n_ops <= _PLAIN_OPS and not good_enough():
+        consider(_untied(simulator, budget_bytes, best, gap, started + 0.7 * deadline_s))
+    if best is not None and not good_enough():
+        consider(improve(simulator, best, budget_bytes, deadline=time.monotonic() + 0.1 * deadline_s))
+    return best
+
+
+def _untied(
+    simulator: Simulator, budget_bytes: int, best: Candidate | None, gap: float, deadline: float
+) -> Candidate | None:
+    problem = simulator.problem
+    stretches = find_stretches(problem)
+    found = solve_milp(
+        simulator,
+        budget_bytes,
+        deadline=deadline,
+        relative_gap=gap,
+        reach_asks=reach_of(problem, stretches),
+        better_than_s=None if best is None else best.extra_s - _GOOD_ENOUGH * problem.trace.step_s,
+    )
+    if found.keep is None and best is not None:
+        return None  # there is a plan already; a repaired one would hardly be better
+    return fitting(simulator, found, budget_bytes, "MILP", deadline)
+
+
+def _plan(
+    simulator: Simulator, chosen: Candidate, plain: Candidate, bound: Bound, budget_bytes: int, started: float
+) -> Plan:
+    problem = simulator.problem
+    # The judge once more, from scratch: what leaves here fits.
+    checked = Simulator(Problem(problem.trace)).run(chosen.keep, chosen.again)
+    assert checked.peak_bytes <= budget_bytes
+    return Plan(
+        keep=chosen.keep,
+        again=tuple(sorted(chosen.again)),
+        budget_bytes=budget_bytes,
+        predicted_peak_bytes=checked.peak_bytes,
+        plain_peak_bytes=plain.peak_bytes,
+        peak_at=describe_place(problem, checked.peak_at),
+        predicted_step_s=checked.step_s,
+        plain_step_s=problem.trace.step_s,
+        bound_step_s=min(bound.step_s, checked.step_s),
+        solver=chosen.solver,
+        solve_s=time.monotonic() - started,
+        replayed_ops=checked.replayed_ops,
+        pinned=summarise_pinned(problem),
+        kinds=summarise_kinds(simulator, chosen),
+        fingerprint=problem.trace.fingerprint,
+    )
+
+
+def _budget_error(simulator: Simulator, least: Candidate, budget_bytes: int) -> BudgetError:
+    at = least.simulation.peak_at
+    problem = simulator.problem
+    records = problem.trace.ops if at.phase == "forward" else problem.trace.asks
+    other = records[at.index].other_bytes
+    holders = "; ".join(describe_holders(simulator, least)) or "none"
+    pinned = sum(problem.pinned)
+    return BudgetError(
+        f"a budget of {format_bytes(budget_bytes)} cannot be met: the smallest that works is "
+        f"{format_bytes(least.peak_bytes)} ({least.peak_bytes} bytes). The peak is then "
+        f"{describe_place(problem, at)}: {format_bytes(other)} are parameters, gradients, batch and temporaries, and "
+        f"the largest values are {holders}. What helps: a smaller batch or shorter sequences, "
+        f"splitting the largest op (for example computing the loss in chunks), offloading"
+        + (f", or letting the {pinned} pinned ops be recomputed." if pinned else "."),
+        budget_bytes=budget_bytes,
+        smallest_bytes=least.peak_bytes,
+    )
+
+
+def _silence(sentence: str) -> None:
+    pass

@@ -1,0 +1,293 @@
+"""Faults beneath a budget, for real: a full disk, a damaged block, a killed process, exceptions, the end of a process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.engine import watching
+from lowtide.engine.room import Room
+from lowtide.engine.values import Value
+from lowtide.profiling.tiers import Speed
+from lowtide.stores import DamagedValueError, DiskStore
+
+from ..stores.conftest import mount
+from ..stores.processes import Processes
+from ..stores.tiers import wait_until
+from .budgets import Restless, above, fixed_bytes, nothing_evictable_left, restless
+from .steps import Step, assert_equal, run_step
+
+MIB = 1 << 20
+LAYERS = 12
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mount(directory, "size=4m")
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    processes = Processes()
+    yield processes
+    processes.close()
+
+
+def stack() -> nn.Sequential:
+    """Saves a value of 1 MiB a layer for 1024 rows."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(LAYERS) for m in (nn.Linear(256, 256), nn.Tanh())))
+
+
+def rows() -> tuple[torch.Tensor]:
+    return (torch.randn(1024, 256, generator=torch.Generator().manual_seed(1)),)
+
+
+class trusting(above):  # noqa: N801
+    """A budget that takes the disk to be quicker than any op, so that it offloads whenever it can."""
+
+    def _room(self) -> Room:
+        room = super()._room()
+        if room._speed is not None:
+            room._speed = Speed(1e15, 1e15)
+        return room
+
+
+class offloading(restless):  # noqa: N801
+    """Puts everything into the store, before every op."""
+
+    def _room(self) -> Room:
+        class Offloads(Restless):
+            def ways(self, value: Value) -> Sequence[Callable[[Value], None]]:
+                return [self._offload]
+
+        return Offloads(self.seed, self._store, self._chooser, self.share)
+
+
+def within(share: float, plain: Step, model: nn.Module, batch: Any, **options: Any) -> tuple[Step, int]:
+    fixed = fixed_bytes(model, batch)
+    more = int(share * (plain.peak_bytes - fixed))
+    return run_step(model, batch, trusting(more, codecs=None, **options)), fixed + more
+
+
+# -- a full disk ----------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fills_up_in_forward_costs_time_only(small_disk: Path) -> None:
+    model, batch = stack(), rows()
+    plain = run_step(model, batch)
+    with DiskStore(small_disk, threads=1) as store, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", lowtide.LowtideWarning)
+        for _ in range(2):  # the second step finds a disk that has failed before, and is as exact
+            ours, limit = within(0.4, plain, model, batch, stores=store)
+            assert_equal(plain, ours)
+            assert ours.peak_bytes <= limit
+            report = lowtide.report().budget
+            assert report is not None
+            assert report.peak_bytes <= report.budget_bytes
+            assert report.values_offloaded > 0
+            assert report.values_dropped > 0  # what did not fit on the disk is made again
+        assert nothing_evictable_left()
+        store.flush()
+        stats = store.stats()
+        assert stats.fallbacks > 0
+        assert (stats.values, stats.resident_bytes) == (0, 0)
+    (warning,) = [w for w in told if issubclass(w.category, lowtide.LowtideWarning)]
+    assert "No space left on device" in str(warning.message)
+
+
+def test_what_cannot_be_written_and_not_be_made_again_stays_in_memory(small_disk: Path) -> None:
+    """With room to spare, values that fell back are simply there when backward asks."""
+    model, batch = stack(), rows()
+    plain = run_step(model, batch)
+    with (
+        DiskStore(small_disk, threads=1) as store,
+        pytest.warns(lowtide.LowtideWarning, match="No space left") as told,
+    ):
+        ours = run_step(model, batch, offloading(0, 1.0, stores=store, codecs=None))
+        assert_equal(plain, ours)
+        assert store.stats().fallbacks > 0
+        assert lowtide.report().replayed_ops == 0
+    assert len(told) == 1
+    assert nothing_evictable_left()
+
+
+def test_a_disk_that_is_full_from_the_start_is_not_used(small_disk: Path) -> None:
+    model, batch = stack(), rows()
+    plain = run_step(model, batch)
+    with DiskStore(small_disk) as store:
+        (small_disk / "somebody else's").write_bytes(bytes(4 * MIB - 8192))
+        with pytest.warns(lowtide.LowtideWarning, match="No space left") as told:
+            for _ in range(2):
+                ours, limit = within(0.4, plain, model, batch, stores=store)
+                assert_equal(plain, ours)
+                assert ours.peak_bytes <= limit
+                report = lowtide.report().budget
+                assert report is not None
+                assert report.values_offloaded == 0
+                assert report.values_dropped > 0
+        assert len(told) == 1
+
+
+# -- a damaged block ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hinted", [False, True])
+def test_a_damaged_block_is_an_error_that_names_the_op(tmp_path: Path, hinted: bool) -> None:
+    model, batch = stack(), rows()
+    with DiskStore(tmp_path, threads=1) as store:
+        with offloading(0, 1.0, stores=store, codecs=None):
+            loss = model(*batch).square().sum()
+        store.flush()
+        assert store.stats().values > LAYERS // 2
+        fd = store._spooler.file.fd
+        place = store.stats().file_bytes // 2 + 12345
+        os.pwrite(fd, bytes([os.pread(fd, 1, place)[0] ^ 1]), place)  # a single bit
+        if hinted:
+            tickets = [t for t in gc.get_objects() if type(t).__name__ == "_DiskTicket" and t._store is store]
+            for ticket in tickets:
+                store.prefetch(ticket)
+            wait_until(lambda: store.stats().ahead_bytes > 0)
+            del tickets, ticket
+        with pytest.raises(DamagedValueError, match=r"aten\.\w+ in module '\d+' \(op \d+\).*checksum") as caught:
+            loss.backward()
+        del caught, loss
+        model.zero_grad(set_to_none=True)
+        assert nothing_evictable_left()
+        store.flush()
+        assert (store.stats().values, store.stats().ahead_bytes) == (0, 0)
+    assert_equal(run_step(model, batch), run_step(model, batch, restless(3, stores=None, codecs=None)))
+
+
+# -- exceptions -----------------------------------------------------------------------------------
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, where: str) -> torch.Tensor:
+        if where == "forward":
+            raise OSError("as planned")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise OSError("as planned")
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["after", "inside"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_exception_leaves_no_value_on_the_disk_and_no_wrapper(tmp_path: Path, where: str, inside: bool) -> None:
+    original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    model, batch = stack(), rows()
+    written = []
+
+    def step(store: DiskStore) -> None:
+        with offloading(2, 1.0, stores=store, codecs=None):
+            middle = model[:12](*batch)
+            written.append(store.stats().values)
+            loss = model[12:](Fails.apply(middle, where)).sum()
+            if inside:
+                loss.backward()
+        loss.backward()
+
+    with DiskStore(tmp_path) as store:
+        with pytest.raises(OSError, match="as planned") as caught:
+            step(store)
+        del caught
+        assert written[0] > 0
+        assert nothing_evictable_left()
+        store.flush()
+        stats = store.stats()
+        assert (stats.values, stats.stored_bytes, stats.resident_bytes) == (0, 0, 0)
+        watching.end_if_done()
+        assert torch.autograd._engine_run_backward is original  # type: ignore[attr-defined]
+    model.zero_grad(set_to_none=True)
+    assert_equal(run_step(model, batch), run_step(model, batch, restless(3, stores=None, codecs=None)))
+
+
+# -- the end of a process -------------------------------------------------------------------------
+
+STEP = """
+import sys, torch, lowtide
+from torch import nn
+from lowtide.stores import DiskStore
+from tests.engine.test_budget_faults import offloading, rows, stack
+
+torch.set_num_threads(1)
+model, batch = stack(), rows()
+store = DiskStore(sys.argv[1])
+"""
+
+
+def test_a_process_killed_in_mid_step_leaves_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "spill"
+    script = STEP + (
+        "print('go', flush=True)\n"
+        "while True:\n"
+        "    with offloading(0, 1.0, stores=store, codecs=None):\n"
+        "        loss = model(*batch).sum()\n"
+        "    loss.backward()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(directory)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"go\n"
+        (path,) = spill_files(process.pid, directory)
+        wait_until(lambda: os.stat(path).st_size > MIB, seconds=30)  # it is writing what forward saves
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert list(directory.iterdir()) == []
+
+
+def spill_files(pid: int, directory: Path) -> list[str]:
+    """The open files of a process that have no name in `directory` any more."""
+    links = [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
+    return [
+        link for link in links if os.readlink(link).startswith(f"{directory}/") and "(deleted)" in os.readlink(link)
+    ]
+
+
+ENDINGS = {
+    "end": "",
+    "exit": "sys.exit(0)",
+    "in backward": "loss.register_hook(lambda g: sys.exit(0)); loss.backward()",
+    "in the scope": "scope = offloading(1, 1.0, stores=store, codecs=None); scope.__enter__(); x = model(*batch)",
+    "held by a module": "sys.modules['kept'] = loss",
+    "in a cycle": "cycle = [loss]; cycle.append(cycle)",
+    "half done": "torch.autograd.grad(loss, model[-2].weight, retain_graph=True)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_process_that_ends_with_values_on_the_disk_ends_quietly(
+    processes: Processes, tmp_path: Path, ending: str
+) -> None:
+    done = processes.run(
+        f"""{STEP}
+with offloading(0, 1.0, stores=store, codecs=None):
+    loss = model(*batch).sum()
+assert store.stats().values > 0
+{ENDINGS[ending]}
+""",
+        tmp_path,
+    )
+    assert (done.status, done.output) == (0, "")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,174 @@
+"""The engine's rules once more, as plainly as possible: sets, no counters, everything looked up anew.
+
+Written apart from `lowtide.planning.simulator`, to be compared with it. Slow.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from lowtide.trace import Trace
+
+
+class Naive:
+    def __init__(self, trace: Trace, keep, again=()):
+        self.trace, self.keep, self.again = trace, keep, set(again)
+        self.n = len(trace.ops)
+        self.made = [v for v, value in enumerate(trace.values) if value.op is not None]
+        self.seconds = 0.0
+        self.replays = 0
+
+    def size(self, values) -> int:
+        return sum(self.trace.values[v].nbytes for v in values)
+
+    def inputs(self, op):
+        return [v for v in self.trace.ops[op].inputs if self.trace.values[v].op is not None]
+
+    def kept(self, v):
+        return self.keep[self.trace.values[v].op]
+
+    def natural(self, v, j) -> bool:
+        """Whether v is there during forward op j without us."""
+        value = self.trace.values[v]
+        readers = [w for w in range(self.n) if v in self.trace.ops[w].inputs]
+        if not value.op <= j <= max([value.dies, *readers]):
+            return False
+        return not any(
+            other.storage == value.storage and other.op is not None and value.op < other.op <= j
+            for other in self.trace.values
+        )
+
+    def recipes(self, roots) -> set[int]:
+        """Recomputed ops that can be reached from these values."""
+        found, pending = set(), [self.trace.values[v].op for v in roots]
+        while pending:
+            op = pending.pop()
+            if op in found or self.keep[op]:
+                continue
+            found.add(op)
+            pending += [self.trace.values[u].op for u in self.inputs(op)]
+        return found
+
+    def held(self, roots, before) -> set[int]:
+        """Kept values that handles on saved values, or recipes of ops before `before`, hold."""
+        handles = {v for v in self.trace.saved if v in self.made and self.trace.values[v].op < before}
+        recipes = {op for op in self.recipes(handles | roots) if op < before}
+        needed = handles | {u for op in recipes for u in self.inputs(op)}
+        return {v for v in needed if self.kept(v)}
+
+    def forward(self) -> list[int]:
+        live = []
+        for j in range(self.n):
+            there = {v for v in self.made if self.natural(v, j)}
+            # The op at hand counts as run: what it overwrites must have been copied before.
+            live.append(self.trace.ops[j].other_bytes + self.size(there | self.held(there, j + 1)))
+        return live
+
+    def backward(self) -> list[int]:
+        saved = [v for v in self.made if v in self.trace.saved]
+        asks = self.trace.asks
+        self.handles = set(saved)
+        self.open_recipes = self.recipes(saved)
+        self.resident = self.held(set(), self.n)
+        self.original = set(self.resident)
+        self.given: set[int] = set()
+        peaks = []
+        for k, ask in enumerate(asks):
+            self.k = k
+            self.peak = self.live()
+            if ask.value in self.made:
+                self.given.add(ask.value)
+                if ask.value not in self.resident:
+                    self.resolve(ask.value)
+            self.peak = max(self.peak, self.live())
+            peaks.append(ask.other_bytes + self.peak)
+            if k + 1 == len(asks) or asks[k + 1].node != ask.node:
+                later = {a.value for a in asks[k + 1 :]}
+                gone = {a.value for a in asks if a.node == ask.node} - later
+                self.handles -= gone
+                self.given -= gone
+                self.resident -= {v for v in gone if self.trace.values[v].op in self.again}
+                self.collect()
+        return peaks
+
+    def live(self, extra=()) -> int:
+        def still(value):
+            return value.dies == self.n and (value.freed_at_ask is None or value.freed_at_ask >= self.k)
+
+        others = {v for v in self.made if self.natural(v, self.n) and still(self.trace.values[v])}
+        shared = others & self.original
+        # A second copy, made by replay, counts beside what the user holds.
+        return (
+            self.size(shared | (self.resident & self.original))
+            + self.size(others - shared)
+            + self.size(self.resident - self.original)
+        )
+
+    def wanted(self, v) -> bool:
+        return v in self.handles or any(v in self.inputs(op) for op in self.open_recipes)
+
+    def collect(self) -> None:
+        while True:
+            dead = {op for op in self.open_recipes if not any(self.wanted(o) for o in self.trace.ops[op].outputs)}
+            self.open_recipes -= dead
+            if not dead:
+                break
+        self.resident = {v for v in self.resident if self.wanted(v)}
+
+    def resolve(self, asked) -> None:
+        stack = [(asked, None)]
+        waiting: list[tuple[int, int]] = []  # (value, op that waits for it)
+        while stack:
+            v, _ = stack[-1]
+            if v in self.resident:
+                stack.pop()
+                continue
+            op = self.trace.values[v].op
+            missing = [u for u in self.inputs(op) if u not in self.resident]
+            if missing:
+                stack += [(u, op) for u in missing]
+                waiting += [(u, op) for u in missing]
+                continue
+            self.run(op, waiting)
+            waiting = [(u, w) for u, w in waiting if w != op]
+            transient = {
+                u
+                for u in self.resident
+                if self.trace.values[u].op in self.again and u not in self.given and not any(u == x for x, _ in waiting)
+            }
+            self.resident -= transient
+            self.collect()
+            stack.pop()
+
+    def run(self, op, waiting) -> None:
+        record = self.trace.ops[op]
+        assert op in self.open_recipes
+        self.seconds += record.time_s
+        self.replays += 1
+        new = {o for o in record.outputs if self.wanted(o) and o not in self.resident}
+        scratch = []
+        for write in record.writes:
+            if write.old is None or write.old not in self.made:
+                continue
+            others = [w for w in self.open_recipes if w != op and write.old in self.inputs(w)]
+            if write.alone and op not in self.again and not others and write.old not in self.handles:
+                self.resident.discard(write.old)
+            if write.new not in new:
+                scratch.append(write.old)
+        self.resident |= new
+        self.peak = max(self.peak, self.live() + self.size(scratch))
+        if op not in self.again:
+            self.open_recipes.discard(op)
+
+
+def naive_simulation(trace: Trace, keep, again=()):
+    """(forward live bytes, live bytes by ask, extra seconds, replays)"""
+    naive = Naive(trace, keep, again)
+    forward = naive.forward()
+    asks = naive.backward()
+    return forward, asks, naive.seconds, naive.replays
+
+
+def all_decisions(trace: Trace):
+    choices = [(True,) if op.pinned else (True, False) for op in trace.ops]
+    return itertools.product(*choices)

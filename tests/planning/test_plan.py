@@ -1,0 +1,81 @@
+"""Plans as records: round trips, damage, and the table that people read."""
+
+import json
+
+import pytest
+
+from lowtide._errors import ArgumentError
+from lowtide.planning import BASELINES, Plan, Problem, simulate, solve
+from lowtide.trace import Trace
+
+from .traces import gpt_trace
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return gpt_trace(4)
+
+
+@pytest.fixture(scope="module")
+def plan(trace) -> Plan:
+    plain = simulate(trace, BASELINES["keep all"](Problem(trace))).peak_bytes
+    return solve(trace, int(0.6 * plain), deadline_s=10)
+
+
+def test_a_plan_survives_json_and_files(plan, tmp_path):
+    assert Plan.from_json(plan.to_json()) == plan
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    with pytest.raises(ArgumentError, match="no plan can be read"):
+        Plan.load(tmp_path / "other.json")
+
+
+def test_a_plan_knows_its_trace(plan, trace):
+    assert plan.matches(trace)
+    assert not plan.matches(gpt_trace(5))
+
+
+def test_the_table_says_what_a_person_wants_to_know(plan):
+    lines = str(plan).splitlines()
+    heads = [line.split()[0] for line in lines[:5]]
+    assert heads == ["budget", "peak", "step", "recompute", "found"]
+    assert "without a plan" in lines[1]
+    assert f"{len(plan.recomputed):,} of {len(plan.keep):,} ops" in lines[3]
+    table = str(plan).split("\n\n")[1]
+    assert table.splitlines()[0].split() == ["modules", "ops", "kept", "recomputed", "recompute", "time"]
+    assert "transformer.h.*.mlp.c_fc" in table
+    assert all(len(line) <= 140 for line in lines)
+
+
+def test_the_kinds_add_up(plan, trace):
+    assert sum(kind.ops for kind in plan.kinds) == len(trace.ops)
+    assert sum(kind.recompute_s for kind in plan.kinds) == pytest.approx(plan.predicted_step_s - plan.plain_step_s)
+    saved_bytes = sum(trace.values[v].nbytes for v in trace.saved if trace.values[v].op is not None)
+    kept_for_replay = sum(kind.kept_bytes + kind.recomputed_bytes for kind in plan.kinds) - saved_bytes
+    assert kept_for_replay >= 0
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "{}", "[1]", '{"format":"lowtide trace","version":1}'])
+def test_what_is_no_plan_is_refused(text):
+    with pytest.raises(ArgumentError, match="not a lowtide plan"):
+        Plan.from_json(text)
+
+
+def test_damaged_plans_are_refused(plan):
+    good = json.loads(plan.to_json())
+    for field in good:
+        for wrong in (None, [None], {"a": 1}, [[1]], True):
+            if wrong == good[field]:
+                continue
+            with pytest.raises(ArgumentError):
+                Plan.from_json(json.dumps({**good, field: wrong}))
+        with pytest.raises(ArgumentError):
+            Plan.from_json(json.dumps({name: value for name, value in good.items() if name != field}))
+    with pytest.raises(ArgumentError, match="not a row of 0 and 1"):
+        Plan.from_json(json.dumps({**good, "keep": "012"}))
+    with pytest.raises(ArgumentError, match="not to be recomputed"):
+        Plan.from_json(json.dumps({**good, "again": [plan.keep.index(True)]}))
+    with pytest.raises(ArgumentError):
+        Plan.from_json(json.dumps({**good, "surplus": 1}))
+    with pytest.raises(ArgumentError, match="version 2"):
+        Plan.from_json(json.dumps({**good, "version": 2}))

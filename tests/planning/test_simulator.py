@@ -1,0 +1,122 @@
+"""The judge against a second, plainer writing of the same rules."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from lowtide._errors import ArgumentError
+from lowtide.planning import PeakAt, Problem, Simulator, simulate, solve
+from lowtide.trace import TRACE_VERSION, Ask, Op, Trace, Value, Write
+
+from .naive import naive_simulation
+from .traces import traces
+
+
+@st.composite
+def traces_with_decisions(draw):
+    trace = draw(traces())
+    keep = [op.pinned is not None or draw(st.booleans()) for op in trace.ops]
+    recomputed = [j for j, kept in enumerate(keep) if not kept]
+    again = draw(st.sets(st.sampled_from(recomputed))) if recomputed else set()
+    return trace, keep, again
+
+
+@settings(max_examples=400, deadline=None)
+@given(traces_with_decisions())
+def test_it_agrees_with_the_naive_machine(case):
+    trace, keep, again = case
+    forward, asks, seconds, replays = naive_simulation(trace, keep, again)
+    judged = simulate(trace, keep, again)
+    assert judged.forward_live.tolist() == forward
+    assert judged.ask_live.tolist() == asks
+    assert judged.extra_s == seconds
+    assert judged.replayed_ops == replays
+    assert judged.peak_bytes == max(forward + asks)
+
+
+def step(ops, sizes, asks, natural=None):
+    """A trace from (inputs, outputs, writes) by op and bytes by value; value 0 is a source."""
+    maker = {v: j for j, (_, outputs, _) in enumerate(ops) for v in outputs}
+    dies = {v: j for j, (inputs, outputs, _) in enumerate(ops) for v in (*inputs, *outputs)}
+    storage = {w.new: w.old for _, _, writes in ops for w in writes}
+    values = [
+        Value(size, maker.get(v), storage.get(v, v), len(ops) if natural and v in natural else dies[v],
+              natural.get(v) if natural else None)
+        for v, size in enumerate(sizes)
+    ]  # fmt: skip
+    return Trace(
+        version=TRACE_VERSION,
+        ops=tuple(Op(f"op{j}", "", 1.0, i, o, writes=w) for j, (i, o, w) in enumerate(ops)),
+        values=tuple(values),
+        saved=tuple(sorted(set(asks))),
+        asks=tuple(Ask(v, node) for node, v in enumerate(asks)),
+        step_s=10.0,
+        peak_bytes=0,
+    )
+
+
+def test_an_in_place_op_takes_over_what_only_it_wants_unless_it_will_run_again():
+    a, b, c, d = 1, 2, 3, 4
+    trace = step(
+        [((0,), (a,), ()), ((a,), (b,), (Write(a, b, alone=True),)), ((b,), (c,), ()), ((b,), (d,), ())],
+        sizes=[8, 4, 4, 1, 1],
+        asks=[d, c],
+    )
+    keep = [True, False, False, False]
+    once = simulate(trace, keep)
+    assert once.ask_live.tolist() == [5, 5]  # b in the memory of a, and what is asked
+    assert once.replayed_ops == 3
+    twice = simulate(trace, keep, again={1})
+    assert twice.ask_live.tolist() == [9, 9]  # a stays for the second time, b is a copy
+    assert twice.replayed_ops == 4
+
+
+def test_what_others_hold_is_alive_until_they_let_go():
+    a, b, c = 1, 2, 3
+    ops = [((0,), (a,), ()), ((a,), (b,), ()), ((b,), (c,), ())]
+    freed = step(ops, sizes=[8, 4, 3, 2], asks=[c, c], natural={a: 0})
+    keep = [True, False, False]
+    assert simulate(freed, keep).ask_live.tolist() == [4 + 3 + 2, 2]
+    never = step(ops, sizes=[8, 4, 3, 2], asks=[c, c], natural={a: None})
+    assert simulate(never, keep).ask_live.tolist() == [4 + 3 + 2, 4 + 2]
+    # Recomputed, though others hold it: a handle cannot reach that memory, so there are two of it meanwhile.
+    assert simulate(never, [False] * 3).ask_live.tolist() == [4 + 4 + 3, 4 + 2]
+
+
+def test_a_kept_value_that_is_overwritten_is_a_copy_from_then_on():
+    a, b, c = 1, 2, 3
+    trace = step(
+        [((0,), (a,), ()), ((a,), (c,), ()), ((a,), (b,), (Write(a, b, alone=False),))],
+        sizes=[8, 4, 4, 1],
+        asks=[c],
+    )
+    assert simulate(trace, [True, True, True]).forward_live.tolist() == [4, 5, 5]
+    assert simulate(trace, [True, False, True]).forward_live.tolist() == [4, 5, 8]
+
+
+def test_decisions_that_no_engine_could_follow_are_refused():
+    trace = step([((0,), (1,), ()), ((1,), (2,), ())], sizes=[8, 4, 4], asks=[2])
+    with pytest.raises(ArgumentError, match="1 decisions for 2 ops"):
+        simulate(trace, [True])
+    with pytest.raises(ArgumentError, match="op 0 is to be made again"):
+        simulate(trace, [True, False], again={0})
+    pinned = replace(trace, ops=(replace(trace.ops[0], pinned="a collective"), trace.ops[1]))
+    with pytest.raises(ArgumentError, match="cannot be recomputed: a collective"):
+        simulate(pinned, [False, False])
+
+
+def test_the_holders_at_the_peak_are_named_largest_first():
+    a, b, c = 1, 2, 3
+    trace = step([((0,), (a,), ()), ((a,), (b,), ()), ((b,), (c,), ())], sizes=[8, 4, 6, 2], asks=[c])
+    simulator = Simulator(Problem(trace))
+    keep = [True, False, False]
+    assert simulator.holders(keep, (), PeakAt("forward", 1)) == [b, a]
+    assert simulator.holders(keep, (), PeakAt("ask", 0)) == [b, a]
+    assert simulator.run(keep).ask_live.tolist() == [10]
+
+
+def test_a_step_without_ops_is_nothing():
+    empty = Trace(TRACE_VERSION, (), (), (), (), 1.0, 0)
+    assert simulate(empty, []).peak_bytes == 0
+    assert solve(empty, 1).predicted_step_s == 1.0

@@ -1,0 +1,180 @@
+"""From trace and budget to plan: it fits, it is fast, and what cannot fit is explained."""
+
+import itertools
+import re
+import time
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from lowtide._errors import ArgumentError, BudgetError
+from lowtide.planning import BASELINES, Problem, Simulator, simulate, smallest, solve
+from lowtide.planning.candidate import judged
+from lowtide.planning.greedy import solve_greedy
+from lowtide.planning.repair import repair
+
+from .naive import naive_simulation
+from .traces import gpt_trace, traces, training_traces, unet_trace, unfused_trace
+
+
+def peak_of(trace, baseline="keep all"):
+    return simulate(trace, BASELINES[baseline](Problem(trace))).peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("trace", "share", "gap", "seconds"),
+    [
+        (gpt_trace(12), 0.6, 0.01, 20),
+        (gpt_trace(12), 0.35, 0.01, 20),
+        (gpt_trace(48), 0.6, 0.01, 20),
+        (gpt_trace(48), 0.35, 0.01, 20),
+        (unfused_trace(12), 0.6, 0.01, 20),
+        (unfused_trace(12), 0.35, 0.01, 20),
+        (unet_trace(4), 0.6, 0.02, 20),
+    ],
+    ids=lambda x: f"{len(x.ops)} ops" if hasattr(x, "ops") else str(x),
+)
+def test_transformers_are_planned_close_to_the_bound(trace, share, gap, seconds):
+    budget = int(share * peak_of(trace))
+    started = time.monotonic()
+    plan = solve(trace, budget)
+    assert time.monotonic() - started < 3 * seconds
+    assert plan.predicted_peak_bytes <= budget
+    assert plan.bound_step_s <= plan.predicted_step_s
+    assert plan.gap < gap
+    again = simulate(trace, plan.keep, plan.again)
+    assert (again.peak_bytes, again.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
+
+
+def test_six_thousand_ops_are_planned_in_time():
+    trace = unfused_trace(48)
+    assert len(trace.ops) > 5000
+    problem = Problem(trace)
+    simulator = Simulator(problem)
+    started = time.monotonic()
+    simulator.run(problem.recompute_all())
+    assert time.monotonic() - started < 3 * 0.3
+    budget = int(0.35 * peak_of(trace))
+    started = time.monotonic()
+    plan = solve(trace, budget)
+    assert time.monotonic() - started < 3 * 20
+    assert plan.predicted_peak_bytes <= budget
+    assert plan.gap < 0.01
+
+
+@pytest.mark.parametrize("baseline", ["every block", "√n segments", "keep matmuls and attention"])
+@pytest.mark.parametrize("make", [gpt_trace, unfused_trace, lambda layers: unet_trace(4)])
+def test_with_the_memory_of_a_baseline_a_plan_is_at_least_as_fast(make, baseline):
+    trace = make(6)
+    known = simulate(trace, BASELINES[baseline](Problem(trace)))
+    plan = solve(trace, known.peak_bytes, deadline_s=6)
+    assert plan.predicted_step_s <= known.step_s + 1e-9
+
+
+def test_more_memory_never_costs_time():
+    trace = gpt_trace(8)
+    plain = peak_of(trace)
+    times = [solve(trace, int(share * plain), deadline_s=10).predicted_step_s for share in (0.4, 0.5, 0.6, 0.8, 1.0)]
+    for tighter, looser in itertools.pairwise(times):
+        assert looser <= tighter + 0.001 * trace.step_s  # the tolerance to which plans are searched
+    assert times[-1] == trace.step_s
+
+
+def test_enough_memory_means_nothing_to_do():
+    trace = gpt_trace(2)
+    plan = solve(trace, peak_of(trace))
+    assert all(plan.keep)
+    assert plan.gap == 0
+    assert plan.predicted_step_s == plan.plain_step_s
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.one_of(traces(max_ops=8), training_traces(max_ops=8)), st.integers(1, 60))
+def test_any_trace_gets_a_plan_that_fits_or_an_error_with_a_budget_that_works(trace, budget):
+    refused: BudgetError | None = None
+    try:
+        plan = solve(trace, budget, deadline_s=5)
+    except BudgetError as error:
+        refused = error
+    if refused is not None:
+        assert refused.budget_bytes == budget
+        assert refused.smallest_bytes is not None
+        assert refused.smallest_bytes > budget
+        budget = refused.smallest_bytes
+        plan = solve(trace, budget, deadline_s=5)
+    forward, asks, seconds, _ = naive_simulation(trace, plan.keep, plan.again)
+    assert max(forward + asks) == plan.predicted_peak_bytes <= budget
+    assert plan.predicted_step_s == pytest.approx(trace.step_s + seconds)
+
+
+def test_what_cannot_fit_is_explained():
+    trace = gpt_trace(8)
+    with pytest.raises(BudgetError) as caught:
+        solve(trace, 2**20, deadline_s=4)
+    error, text = caught.value, str(caught.value)
+    assert error.budget_bytes == 2**20
+    assert "a budget of 1.00 MiB cannot be met: the smallest that works is" in text
+    assert f"({error.smallest_bytes} bytes)" in text
+    assert "in backward, when it needs what aten." in text
+    assert re.search(r"\d+ × aten\.\S+ of transformer\.h\.\*", text)
+    assert "a smaller batch" in text
+    plan = solve(trace, error.smallest_bytes, deadline_s=4)
+    assert plan.predicted_peak_bytes <= error.smallest_bytes
+    with pytest.raises(BudgetError):
+        solve(trace, error.smallest_bytes // 2, deadline_s=2)
+
+
+@pytest.mark.parametrize("make", [gpt_trace, unfused_trace])
+def test_the_smallest_budget_is_below_every_scheme_that_people_use(make):
+    trace = make(6)
+    least = smallest(Simulator(Problem(trace)), deadline=time.monotonic() + 8)
+    assert least.peak_bytes <= min(peak_of(trace, name) for name in BASELINES)
+    checked = simulate(trace, least.keep, least.again)
+    assert checked.peak_bytes == least.peak_bytes
+
+
+def test_pinned_ops_are_kept_and_named():
+    from dataclasses import replace
+
+    trace = gpt_trace(6)
+    ops = tuple(replace(op, pinned="it draws") if "dropout" in op.module else op for op in trace.ops)
+    trace = replace(trace, ops=ops)
+    plan = solve(trace, int(0.6 * peak_of(trace)), deadline_s=10)
+    assert all(kept for op, kept in zip(ops, plan.keep, strict=True) if op.pinned)
+    assert {(pin.name, pin.why) for pin in plan.pinned} == {("aten.native_dropout.default", "it draws")}
+    assert sum(pin.count for pin in plan.pinned) == 12
+
+
+def test_greedy_fits_wherever_a_simple_scheme_does():
+    trace = gpt_trace(6)
+    simulator = Simulator(Problem(trace))
+    for name, rule in BASELINES.items():
+        known = simulator.run(rule(simulator.problem))
+        found = solve_greedy(simulator, known.peak_bytes, deadline=time.monotonic() + 10)
+        assert found is not None, name
+        assert found.peak_bytes <= known.peak_bytes
+        assert found.extra_s <= known.extra_s + 1e-12
+
+
+def test_a_plan_that_nearly_fits_is_repaired():
+    trace = unet_trace(4)
+    simulator = Simulator(Problem(trace))
+    known = judged(simulator, BASELINES["every block"](simulator.problem), solver="every block")
+    budget = int(0.95 * known.peak_bytes)
+    repaired = repair(simulator, known, budget, deadline=time.monotonic() + 10)
+    assert repaired is not None
+    assert simulate(trace, repaired.keep, repaired.again).peak_bytes == repaired.peak_bytes <= budget
+    assert repair(simulator, known, 1, deadline=time.monotonic() + 5) is None
+
+
+def test_progress_is_told():
+    trace = gpt_trace(4)
+    said: list[str] = []
+    solve(trace, int(0.7 * peak_of(trace)), progress=said.append)
+    assert any("% more time" in sentence for sentence in said)
+
+
+def test_budgets_and_deadlines_must_be_positive():
+    for budget, deadline_s in ((0, 1.0), (-5, 1.0), (5, 0.0)):
+        with pytest.raises(ArgumentError, match="must be positive"):
+            solve(gpt_trace(1), budget, deadline_s=deadline_s)
