@@ -53,11 +53,8 @@ class BudgetedRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     watches_backward = True
 
-    def serves(self, room: Room) -> None:
-        """Its own, whosever value was asked for."""
-
-    def __init__(self, policy: Policy, tape: Tape, whereabouts: Whereabouts, room: Room) -> None:
-        super().__init__(policy, tape, whereabouts, verify=False)
+    def __init__(self, policy: Policy, tape: Tape, whereabouts: Whereabouts, room: Room, verify: bool = False) -> None:
+        super().__init__(policy, tape, whereabouts, verify)
         self.room = room
 
     def __torch_dispatch__(
@@ -146,8 +143,9 @@ class budget(saving):  # noqa: N801  (used like a function: `with budget("2 GiB"
     def _room(self) -> Room:
         return Room(self.limit_bytes, self._store, self._chooser)
 
-    def _closed(self) -> None:
-        watching.end_if_done()
+    def _closed(self, recorder: Recorder) -> None:
+        assert isinstance(recorder, BudgetedRecorder)
+        watching.end(recorder.room)
 
 
 _SHARE_OF_TIME = 0.02

@@ -1,17 +1,25 @@
-"""Which value to evict when memory is short: the one that is cheapest to do without, per byte and per staleness.
+"""Which value to evict when memory is short: the one that is cheapest to do without, per byte and per wait.
 
 The heuristic is h-DTR (Kirisame et al., 2021): cost / (bytes × staleness), where the cost of dropping a value
 is that of its own op and of all its evicted neighbours, above and below, because they would have to be made
 again with it. Neighbourhoods are kept as clusters in a union-find, an approximation that never has to be
 walked: a cluster only forgets the cost of a member that is made again. Candidates are a bounded random sample
 of the pool, so that an eviction costs the same however many values there are.
+
+Two changes to h-DTR, each measured by `benchmarks/online.py`. In place of staleness stands the wait until backward
+asks for the value, as far as it can be known: backward asks in the reverse order of saving, so that the wait is the
+distance from where backward is (in forward: from now) down to where the value was saved. And a value that autograd
+did not save is wanted only by other values, and counts for a part of its cost.
 """
 
 from __future__ import annotations
 
+import heapq
 import random
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from .values import Value
 
@@ -19,7 +27,25 @@ if TYPE_CHECKING:
     from ..codecs import Encoded
     from ..stores import Store, Ticket
 
-SAMPLE = 64
+
+@dataclass(frozen=True)
+class Heuristic:
+    """How values are compared. The default is what is used; the others are for the benchmark."""
+
+    wait: Literal["until asked", "since used", "none"] = "until asked"
+    """What the cost is divided by, beside the bytes; "since used" is the staleness of h-DTR."""
+    neighbours: bool = True
+    """Whether the cost is also that of dropped neighbours; without, it is that of the value's own op."""
+    cost: bool = True
+    """Whether cost and size count at all; without, the least recently used is evicted first."""
+    unsaved_share: float = 0.1
+    """What part of its cost counts for a value that only other values are made from."""
+    sample: int = 64
+    """How many values are looked at before one is chosen."""
+
+
+HEURISTIC = Heuristic()
+
 _FARTHEST = 32  # how many values that were never held are followed upwards when one is dropped
 _MOST_NEAR = 8
 
@@ -54,12 +80,14 @@ def _joined(one: Cluster, other: Cluster) -> Cluster:
 class Seat:
     """What is known of a value that may be evicted, and where its content is while it is."""
 
-    __slots__ = ("cluster", "encoded", "near", "pooled", "store", "ticket", "touched")
+    __slots__ = ("cluster", "encoded", "made", "near", "pooled", "saves", "store", "ticket", "touched")
 
     def __init__(self) -> None:
         self.cluster: Cluster | None = None  # while it is dropped
         self.near: list[Cluster] = []  # clusters of dropped values that were made from this one
         self.touched = 0  # when it was last used, by the pool's clock
+        self.made = 0  # about when forward made it
+        self.saves: list[int] = []  # when autograd saved it, without those times that backward has asked since
         self.pooled = False
         self.encoded: Encoded | None = None
         self.ticket: Ticket | None = None  # also while it is in memory: what is written once need not be again
@@ -82,7 +110,41 @@ def seat_of(value: Value) -> Seat:
 def cost_of_dropping(value: Value) -> float:
     """The microseconds to make a value again, if it were dropped now."""
     assert value.recipe is not None
+    if not HEURISTIC.neighbours:
+        return value.recompute_us
     return value.recompute_us + sum(cluster.cost_us for cluster in _neighbours(value))
+
+
+def score(value: Value, cost_us: float, pool: Pool) -> float:
+    """What evicting a value costs for each byte and moment that its memory is free; the least goes first."""
+    rules = HEURISTIC
+    seat = seat_of(value)
+    if rules.wait == "until asked":
+        wait = pool.front - (seat.saves[-1] if seat.saves else seat.made)
+    elif rules.wait == "since used":
+        wait = pool.clock - seat.touched
+    else:
+        wait = 0
+    if not rules.cost:
+        return -wait
+    if not seat.saves:
+        cost_us *= rules.unsaved_share
+    return cost_us / (value.nbytes * (max(wait, 0) + 1))
+
+
+def least_first(values: list[Value], score_of: Callable[[Value], float | None]) -> Iterator[Value]:
+    """These values, that with the least score first; scores rise while neighbours are evicted. None: not at all."""
+    heap = [(found, place) for place, value in enumerate(values) if (found := score_of(value)) is not None]
+    heapq.heapify(heap)
+    while heap:
+        known, place = heapq.heappop(heap)
+        now = score_of(values[place])
+        if now is None:
+            continue
+        if now > known and heap and now > heap[0][0]:
+            heapq.heappush(heap, (now, place))
+        else:
+            yield values[place]
 
 
 def drop(value: Value) -> None:
@@ -161,7 +223,8 @@ class Pool:
     """The values in memory that may be evicted. Holds none of them."""
 
     def __init__(self) -> None:
-        self.clock = 0  # counts ops; staleness is measured by it
+        self.clock = 0  # counts ops
+        self.front = 0  # where backward is, by the clock of forward; in forward, about now
         self._members: list[weakref.ref[Value]] = []
         self._random = random.Random(0)  # the same choices every time
 
@@ -172,8 +235,9 @@ class Pool:
             seat.pooled = True
             self._members.append(weakref.ref(value))
 
-    def sample(self, count: int = SAMPLE) -> tuple[list[Value], bool]:
-        """Up to `count` members, and whether these are all there are."""
+    def sample(self) -> tuple[list[Value], bool]:
+        """Some members, and whether these are all there are."""
+        count = HEURISTIC.sample
         members = self._members
         if len(members) <= count:
             return self.all(), True

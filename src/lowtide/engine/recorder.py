@@ -160,7 +160,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draw: randomness.Draw | None,
         writes: tuple[Written, ...],
         cost_us: float,
-    ) -> None:
+    ) -> Recipe | None:
         """Note what an op has made: new storages, and new contents of the storages it wrote."""
         tape = self.tape
         number = tape.ops
@@ -201,6 +201,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._rewrite(recipe, origin, writes, recompute_us)
         if recipe is not None and self.verifier is not None:
             self.verifier.check(recipe, args, kwargs, out, writes)
+        return recipe
 
     def _with_costs(self, info: OpInfo) -> OpInfo:
         """What the op costs by the policy's own account, alone and with all that a replay would run before it."""

@@ -7,6 +7,7 @@ is forgotten at once, and with it every input that nobody else wants (Rule 4).
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ class Handle:
         ref, tape = self.ref, self.tape
         value = ref.value
         with tape.lock, below_autograd():
+            if tape.room is not None:
+                tape.room.asks()
             if value.tensor is None:
                 make(value, tape)
             elif value.version >= 0 and (why := value.changed()):
@@ -41,6 +44,30 @@ class Handle:
             if tape.room is not None:
                 tape.room.asked(value)
             return ref.over(tensor)
+
+
+class TransientHandle(Handle):
+    """A handle on a value that a plan wants made more than once: let go when its last asker has gone."""
+
+    __slots__ = ()
+
+    def __init__(self, ref: Ref, tape: Tape) -> None:
+        super().__init__(ref, tape)
+        tape.handles[ref.value] = tape.handles.get(ref.value, 0) + 1
+
+    def unpack(self) -> Tensor:
+        """The tensor that autograd saved."""
+        self.tape.asked.add(self.ref.value)
+        return super().unpack()
+
+    def __del__(self) -> None:
+        value, tape = self.ref.value, self.tape
+        left = tape.handles.get(value, 1) - 1
+        tape.handles[value] = left
+        if not left:
+            tape.asked.discard(value)
+            if value.recipe is not None:
+                value.let_go()
 
 
 def make(wanted: Value, tape: Tape) -> None:
@@ -60,9 +87,9 @@ def make(wanted: Value, tape: Tape) -> None:
 class _Frame:
     """An op that waits for its inputs. Those that are there are held, so that none is evicted meanwhile."""
 
-    __slots__ = ("inputs", "missing", "recipe")
+    __slots__ = ("inputs", "missing", "recipe", "transient")
 
-    def __init__(self, value: Value) -> None:
+    def __init__(self, value: Value, tape: Tape, waiting: Counter[Value]) -> None:
         if value.recipe is None:
             raise ReplayMismatchError(
                 f"the value made by {value.origin} was lost when an earlier backward pass failed: run forward again"
@@ -70,13 +97,22 @@ class _Frame:
         self.recipe = value.recipe
         self.missing = len(self.recipe.refs)
         self.inputs: list[Tensor] = []
+        self.transient: list[Value] = []  # to be let go after it
+        if tape.again:
+            self.transient = [v for v in dict.fromkeys(r.value for r in self.recipe.refs) if _is_transient(v, tape)]
+            waiting.update(self.transient)
+
+
+def _is_transient(value: Value, tape: Tape) -> bool:
+    return value.tensor is None and value.origin is not None and value.origin.number in tape.again
 
 
 def _make(wanted: Value, tape: Tape) -> None:
     room = tape.room
     if room is not None and room.bring_back(wanted):
         return
-    frames = [_Frame(wanted)]
+    waiting: Counter[Value] = Counter()  # how many ops wait for a value that is not to be retained
+    frames = [_Frame(wanted, tape, waiting)]
     while frames:
         frame = frames[-1]
         refs = frame.recipe.refs
@@ -86,13 +122,32 @@ def _make(wanted: Value, tape: Tape) -> None:
             if tensor is None:
                 if room is not None and room.bring_back(value):
                     continue
-                frames.append(_Frame(value))
+                frames.append(_Frame(value, tape, waiting))
                 break
             frame.inputs.append(tensor)
             frame.missing -= 1
         else:
             _run(frame.recipe, tape)
             frames.pop()
+            if tape.again:
+                _let_go_of_transients(frame, waiting, wanted, tape)
+
+
+def _let_go_of_transients(frame: _Frame, waiting: Counter[Value], wanted: Value, tape: Tape) -> None:
+    """What a plan says is to be made more than once stays only for the ops that wait for it, and its own asks."""
+    for value in frame.transient:
+        waiting[value] -= 1
+    made = [m() for _, m in frame.recipe.made] + [w.made() for w in frame.recipe.writes if w.made is not None]
+    for value in [*frame.transient, *(v for v in made if v is not None)]:
+        if (
+            value.recipe is not None
+            and not waiting[value]
+            and value is not wanted
+            and value not in tape.asked
+            and value.origin is not None
+            and value.origin.number in tape.again
+        ):
+            value.let_go()
 
 
 def _run(recipe: Recipe, tape: Tape) -> None:
@@ -113,15 +168,16 @@ def _run(recipe: Recipe, tape: Tape) -> None:
 def _run_in_place(recipe: Recipe, tape: Tape) -> Any:
     """Run an op that writes, on memory that it may write, which then has the values it makes."""
     private: dict[int, Tensor] = {}
+    retained = recipe.origin.number not in tape.again
     for write in recipe.writes:
-        private[_identity(write)] = _base_for_write(write, tape)
+        private[_identity(write)] = _base_for_write(write, write.alone and retained, tape)
     args = _arguments(recipe.args, recipe, tape, private)
     try:
         out = _call(recipe, args, private, tape)
     finally:
         # Overwritten, or half so: either way its memory is not that value any more.
         for write in recipe.writes:
-            if write.alone and isinstance(write.target, Ref):
+            if write.alone and retained and isinstance(write.target, Ref):
                 write.target.value.let_go()
     for write in recipe.writes:
         value = write.made() if write.made is not None else None
@@ -169,14 +225,14 @@ def _identity(write: Write) -> int:
     return id(write.target.value) if isinstance(write.target, Ref) else id(write.target)
 
 
-def _base_for_write(write: Write, tape: Tape) -> Tensor:
+def _base_for_write(write: Write, alone: bool, tape: Tape) -> Tensor:
     """The memory that a replayed op may write (Rules 6 and 7)."""
     target = write.target
     if isinstance(target, Scratch):
         return torch.zeros(target.nbytes, dtype=torch.uint8, device=target.device)
     tensor = target.value.tensor
     assert tensor is not None
-    if write.alone:
+    if alone:
         return tensor
     tape.copied_bytes += target.value.nbytes
     return copy_of_storage(tensor)
@@ -199,7 +255,7 @@ def _own(value: Value, tensor: Tensor, tape: Tape) -> None:
     if tape.room is not None:
         tape.room.own(value, tensor)
     else:
-        value.own(tensor)
+        value.own(tensor, for_now=value.origin is not None and value.origin.number in tape.again)
 
 
 def copy_of_storage(tensor: Tensor) -> Tensor:

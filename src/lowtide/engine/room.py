@@ -9,6 +9,8 @@ again), compressed, or put into a store. Where the size of a result cannot be kn
 
 from __future__ import annotations
 
+import bisect
+import operator
 import sys
 import threading
 import weakref
@@ -18,13 +20,13 @@ from typing import Any
 
 import torch
 
-from .._errors import BudgetError
+from .._errors import BudgetError, StoreError
 from .._units import format_bytes
 from ..codecs import Chooser, decode
 from ..codecs._contract import PIECE
 from ..profiling.tiers import Speed, measure_store
 from ..reporting.room_report import RoomReport
-from ..stores import Store
+from ..stores import Store, Ticket
 from . import eviction, sizes
 from .effects import OpFacts
 from .eviction import Pool, seat_of
@@ -38,7 +40,9 @@ _LOCK = threading.RLock()  # scopes evict each other's values
 
 _SOLE = 3  # references to a tensor that only its value holds: the value's, a local variable and an argument
 _AHEAD = 64  # an eviction frees up to 1/64 of the limit more than is needed, so as not to be called for every op
-_EARLY = 4  # offloading begins when less than 1/4 of the limit is free: it takes its time
+_EARLY = 2  # writing begins when less than 1/2 of the limit is free: it takes its time
+_QUEUE = 16  # and up to 1/16 of the limit waits to be written before it has to
+_SPARE = 8  # of the limit, 1/8 is left free by what is read ahead
 
 
 class Room:
@@ -54,9 +58,16 @@ class Room:
         self.counts: Counter[str] = Counter()
         self.peak_bytes = 0
         self._speed = _speed_of(store) if store is not None else None
+        if self._speed is None:
+            self.store = None  # its writes fail, and it has said so
+        self._fallbacks = self.store.stats().fallbacks if self.store is not None else 0
+        self._store_fails = False
         self._evicting = False
         self._next_early = 0
-        self._waiting: list[weakref.ref[Value]] = []  # put into the store, in the order of forward
+        self._began = POOL.clock
+        self._waiting: list[tuple[int, weakref.ref[Value]]] = []  # away in the store; what is asked for first is last
+        self._leaving: list[weakref.ref[Ticket]] = []  # let go, and perhaps not yet written
+        self._fallen: list[weakref.ref[Value]] = []  # could not be written: still in memory, held by the store
 
     # -- ops ------------------------------------------------------------------------------------------
 
@@ -101,20 +112,33 @@ class Room:
         return self.store is not None or self.chooser is not None
 
     def admit(self, value: Value) -> None:
-        """A value is held that may be evicted from now on."""
-        seat_of(value).touched = self.pool.clock
-        self.pool.add(value)
+        """Autograd saves a value, which may be evicted from now on."""
+        pool = self.pool
+        seat = seat_of(value)
+        seat.touched = seat.made = pool.front = pool.clock
+        seat.saves.append(pool.clock)
+        pool.add(value)
 
     def own(self, value: Value, tensor: Tensor) -> None:
         """A value has been made again, or brought back."""
         value.own(tensor, for_now=True)
         eviction.made_again(value)
-        self.admit(value)
+        seat = seat_of(value)
+        seat.touched = self.pool.clock
+        if not seat.made and value.origin is not None:
+            seat.made = self._began + value.origin.number
+        self.pool.add(value)
+
+    def asks(self) -> None:
+        """A backward node is about to be given a value."""
 
     def asked(self, value: Value) -> None:
         """Backward has asked for a value: others will follow."""
-        if value.seat is not None:
-            value.seat.touched = self.pool.clock
+        seat = value.seat
+        if seat is not None:
+            seat.touched = self.pool.clock
+            if seat.saves:
+                self.pool.front = seat.saves.pop()
         if self._waiting:
             self._read_ahead()
 
@@ -134,6 +158,8 @@ class Room:
             self.clear(seat.store.bytes_to_fetch(seat.ticket), "a value to be read back")
             tensor = seat.store.fetch(seat.ticket)
             self.counts["fetched"] += 1
+            if seat.ticket.fell_back:
+                seat.ticket = None  # nothing is on the disk: from now on a value like any other
         self.ledger.see(tensor)
         self.own(value, tensor)
         return True
@@ -167,44 +193,55 @@ class Room:
         return self.limit_bytes - self.ledger.live_bytes
 
     def _evict(self, nbytes: int) -> None:
+        """Evict the cheapest values until there is room, and a little more; what has to be written is waited for."""
         wanted = nbytes + self.limit_bytes // _AHEAD
-        complete = False
         tries = 0
-        while self._free() < nbytes and not complete:
+        self._look_at_store()
+        while self._free() < nbytes:
             tries += 1
             members, complete = (self.pool.all(), True) if tries > 8 else self.pool.sample()
-            for _, value in sorted(self._scores(members), key=lambda scored: scored[0]):
-                self._evict_one(value)
-                if self._free() >= wanted:
-                    return
-        if self._free() < nbytes and self.store is not None:
-            self.store.settle(nbytes - self._free())
+            evicted = False
+            for value in eviction.least_first(members, self._score):
+                evicted |= self._evict_one(value)
+                if self._free() >= wanted or self._free() + self._leaving_bytes() >= wanted:
+                    break
+            if self.store is not None and self._free() < nbytes:
+                self.store.settle(nbytes - self._free())
+                self._look_at_store()
+                self._drop_fallen(nbytes)
+            if complete and not evicted:
+                return
 
     def _scores(self, members: list[Value]) -> list[tuple[float, Value]]:
-        """What each of these would cost for each byte and moment of staleness; without those that gain nothing."""
-        scored = []
-        for value in members:
-            tensor = value.tensor
-            if tensor is None or sys.getrefcount(tensor) > _SOLE or not value.nbytes or not is_alone(tensor):
-                continue
-            if value.recipe is not None:
-                cost_us = eviction.cost_of_dropping(value)
-            elif self.moves:
-                cost_us = value.nbytes * 1e-3  # a GB a second, until it is known better
-            else:
-                continue
-            staleness = self.pool.clock - seat_of(value).touched + 1
-            scored.append((cost_us / (value.nbytes * staleness), value))
-        return scored
+        """What each of these would cost for each byte and moment; without those that gain nothing."""
+        return [(score, value) for value in members if (score := self._score(value)) is not None]
 
-    def _evict_one(self, value: Value) -> None:
-        """Evict a value in the cheapest way."""
-        way, _ = self._cheapest(value)
-        if way is not None:
-            way(value)
+    def _score(self, value: Value) -> float | None:
+        tensor = value.tensor
+        if tensor is None or sys.getrefcount(tensor) > _SOLE or not value.nbytes:
+            return None
+        if not is_alone(tensor) and not self._is_being_written(value):
+            return None
+        if value.recipe is not None:
+            cost_us = eviction.cost_of_dropping(value)
+            if self.store is not None:
+                cost_us = min(cost_us, self._transfer_us(value) * value.nbytes)
+        elif self.moves:
+            cost_us = value.nbytes * 1e-3  # a GB a second, until it is known better
+        else:
+            return None
+        return eviction.score(value, cost_us, self.pool)
 
-    def _cheapest(self, value: Value) -> tuple[Callable[[Value], None] | None, float]:
-        """How to evict a value, and the microseconds that this will take for each byte saved."""
+    def _evict_one(self, value: Value) -> bool:
+        """Evict a value in the cheapest way, if there is one."""
+        way = self._cheapest(value)
+        if way is None:
+            return False
+        way(value)
+        return value.tensor is None
+
+    def _cheapest(self, value: Value) -> Callable[[Value], None] | None:
+        """How to evict a value: in the way that takes the least time for each byte saved."""
         best, way = float("inf"), None
         if value.recipe is not None:
             best, way = eviction.cost_of_dropping(value) / value.nbytes, self._drop
@@ -212,26 +249,35 @@ class Room:
             best, way = cost_us, self._offload
         if self.chooser is not None and (cost_us := self._compression_us(value)) < best:
             best, way = cost_us, self._compress
-        return way, best
+        return way
 
     def _move_early(self) -> None:
-        """Begin to write or compress what will be evicted sooner or later, while there is still room to do so."""
+        """Write or compress what will be evicted sooner or later, while there is still room to do so.
+
+        What is written stays in memory as long as it can, and can then be let go at once.
+        """
         self._next_early = self.pool.clock + 8
-        goal = self.limit_bytes // _AHEAD
-        if self.store is not None and self.store.stats().in_flight_bytes > goal:
-            return
+        self._look_at_store()
+        goal = self.limit_bytes // _QUEUE
+        if self.store is not None:
+            goal -= self.store.stats().in_flight_bytes
         members, _ = self.pool.sample()
-        for _, value in sorted(self._scores(members), key=lambda scored: scored[0]):
-            way, _ = self._cheapest(value)
-            if way is not None and way != self._drop:
-                way(value)
-            goal -= value.nbytes
+        for value in eviction.least_first(members, self._score):
             if goal <= 0:
                 return
+            way = self._cheapest(value)
+            if way == self._offload:
+                if seat_of(value).ticket is not None:
+                    continue
+                self._write(value)
+            elif way == self._compress:
+                way(value)
+            goal -= value.nbytes
 
     def _drop(self, value: Value) -> None:
         self.counts["dropped"] += 1
         self.counts["dropped bytes"] += value.nbytes
+        seat_of(value).ticket = None
         eviction.drop(value)
 
     # -- stores ---------------------------------------------------------------------------------------
@@ -239,33 +285,82 @@ class Room:
     def _transfer_us(self, value: Value) -> float:
         """What it takes to write a byte, if it is not written yet, and to read it; about half is hidden behind ops."""
         assert self._speed is not None
-        written = seat_of(value).ticket is not None
-        write_us = 0.0 if written else 1e6 / self._speed.out_bytes_per_s
-        return (write_us + 1e6 / self._speed.in_bytes_per_s) / 2
+        if seat_of(value).ticket is not None:
+            return 0.5e6 / self._speed.in_bytes_per_s
+        if self._store_fails:
+            return float("inf")
+        return 0.5e6 / self._speed.out_bytes_per_s + 0.5e6 / self._speed.in_bytes_per_s
+
+    def _look_at_store(self) -> None:
+        """Whether a write has failed since this room opened; the next scope tries again."""
+        if self.store is not None and not self._store_fails:
+            self._store_fails = self.store.stats().fallbacks > self._fallbacks
+
+    def _write(self, value: Value) -> None:
+        """Have a value written. It stays in memory until it is let go."""
+        assert self.store is not None
+        assert value.tensor is not None
+        seat = seat_of(value)
+        seat.ticket = self.store.put(_flat(value.tensor), str(value.origin))
+        seat.store = self.store
+        self.counts["written bytes"] += value.nbytes
+
+    def _is_being_written(self, value: Value) -> bool:
+        seat = value.seat
+        if seat is None or seat.ticket is None or seat.store is None:
+            return False
+        return seat.store.is_resident(seat.ticket)
 
     def _offload(self, value: Value) -> None:
         seat = seat_of(value)
         if seat.ticket is None:
-            assert self.store is not None
-            assert value.tensor is not None
-            seat.ticket = self.store.put(_flat(value.tensor), str(value.origin))
-            seat.store = self.store
-            self.counts["written bytes"] += value.nbytes
+            self._write(value)
+        assert seat.ticket is not None
         self.counts["offloaded"] += 1
-        self._waiting.append(weakref.ref(value))
+        bisect.insort(self._waiting, (_asked_at(value), weakref.ref(value)), key=operator.itemgetter(0))
+        self._leaving.append(weakref.ref(seat.ticket))
         value.let_go()
 
+    def _leaving_bytes(self) -> int:
+        """What was let go and is in memory only until it is written."""
+        if self.store is None:
+            return 0
+        leaving = 0
+        staying = []
+        for ref in self._leaving:
+            ticket = ref()
+            if ticket is not None and self.store.is_resident(ticket) and not ticket.fell_back:
+                staying.append(ref)
+                leaving += ticket.nbytes
+        self._leaving = staying
+        return leaving
+
+    def _drop_fallen(self, nbytes: int) -> None:
+        """Drop what could not be written and can be made again, as far as its memory is needed."""
+        if not self._store_fails:
+            return
+        for ref in [*self._fallen, *(ref for _, ref in self._waiting)]:
+            value = ref()
+            seat = value.seat if value is not None else None
+            if value is None or seat is None or seat.ticket is None or not seat.ticket.fell_back:
+                continue
+            if value.recipe is not None and self._free() < nbytes:
+                self._drop(value)
+
     def _read_ahead(self) -> None:
-        """Read what was offloaded last, which backward will ask for first, as long as there is room to spare."""
-        spare = self._free() - self.limit_bytes // _AHEAD
+        """Read what backward will ask for next, as long as there is room to spare."""
+        spare = self._free() - self.limit_bytes // _SPARE
         waiting = self._waiting
         while waiting:
-            value = waiting[-1]()
+            value = waiting[-1][1]()
             seat = value.seat if value is not None and value.tensor is None else None
             if seat is None or seat.ticket is None or seat.store is None:
                 waiting.pop()
                 continue
-            spare -= seat.ticket.nbytes
+            if seat.ticket.fell_back:
+                self._fallen.append(waiting.pop()[1])
+                continue
+            spare -= seat.store.bytes_to_fetch(seat.ticket)
             if spare < 0:
                 return
             waiting.pop()
@@ -336,6 +431,12 @@ class Room:
         )
 
 
+def _asked_at(value: Value) -> int:
+    """When backward will ask for a value: what was saved last is asked for first."""
+    seat = seat_of(value)
+    return seat.saves[-1] if seat.saves else seat.made
+
+
 def _flat(tensor: Tensor) -> Tensor:
     """All of the memory behind `tensor`, as one row of its elements."""
     storage = tensor.untyped_storage()
@@ -355,8 +456,13 @@ def _workspace(nbytes: int) -> int:
 _speeds: weakref.WeakKeyDictionary[Store, Speed] = weakref.WeakKeyDictionary()
 
 
-def _speed_of(store: Store) -> Speed:
+def _speed_of(store: Store) -> Speed | None:
+    """How fast a store is, measured once; None while it cannot be written."""
     speed = _speeds.get(store)
     if speed is None:
-        speed = _speeds[store] = measure_store(store, nbytes=8 * 2**20)
+        try:
+            speed = _speeds[store] = measure_store(store, nbytes=8 * 2**20)
+        except StoreError:
+            if store.closed:
+                raise
     return speed

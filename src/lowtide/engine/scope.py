@@ -37,8 +37,6 @@ def _unpack(handle: Handle | Kept) -> Tensor:
     if not watches:
         step_aside()
         return handle.unpack()
-    if isinstance(handle, Handle) and handle.tape.room is not None:
-        mode.serves(handle.tape.room)
     tensor = handle.unpack()
     yield_to_formula(mode.room, tensor)
     return tensor
@@ -104,7 +102,7 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
         tape = Tape(repr(self.policy))
         return Recorder(self.policy, tape, modules.Whereabouts(self.policy, tape), self.verify)
 
-    def _closed(self) -> None:
+    def _closed(self, recorder: Recorder) -> None:
         """Called when an outermost scope has ended."""
 
     def __exit__(
@@ -128,7 +126,7 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
         self._hooks = None
         recorder.table.clear()
         recorder.tape.layers = recorder.where.layers_entered
-        self._closed()
+        self._closed(recorder)
         if kind is None and self.policy.needs_layers and not recorder.where.layers_entered:
             warnings.warn(
                 f"{self.policy!r} met no layers in this scope, so it had nothing to go by. Call the whole model "

@@ -30,6 +30,10 @@ class Tape:
         self.room = room  # the budget, where there is one
         # Backward may ask from several threads, one a device; under a budget scopes evict each other's values.
         self.lock = threading.RLock() if room is None else room.lock
+        self.again: frozenset[int] = frozenset()  # ops of a plan whose results are not retained as intermediates
+        # Of those: how many handles are left on a value, and which have been asked for by a node that still runs.
+        self.handles: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
+        self.asked: weakref.WeakSet[Value] = weakref.WeakSet()
         self.ops = 0
         self.layers = 0
         self.kept_values = 0

@@ -84,21 +84,50 @@ def running_node() -> str:
     return node.name() if node is not None else ""
 
 
-def wrap_backward(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """Have every backward pass that Python starts run through `make(original)`; call the result to undo it.
+next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""The number that the next backward node made in this thread will have."""
 
-    `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all go through one function.
+node_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
+"""The number of a backward node. They count up as nodes are made; leaves have the largest there is."""
+
+
+def running_node_number() -> int:
+    """The number of the backward node that is running now; -1 outside of any."""
+    node = torch._C._current_autograd_node()
+    return node_number(node) if node is not None else -1
+
+
+Backward = Callable[..., Any]
+_wrappers: list[Callable[[Backward], Backward]] = []
+_original_backward: list[Backward] = []
+
+
+def wrap_backward(wrapper: Callable[[Backward], Backward]) -> Callable[[], None]:
+    """Have every backward pass that Python starts run through `wrapper(original)`; call the result to undo it.
+
+    `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all go through one function, which is
+    replaced while there is any wrapper.
     """
     home: Any = torch.autograd
-    original = home._engine_run_backward
-    wrapped = make(original)
-    home._engine_run_backward = wrapped
+    if not _wrappers:
+        _original_backward[:] = [home._engine_run_backward]
+        home._engine_run_backward = _run_backward
+    _wrappers.append(wrapper)
 
     def undo() -> None:
-        if home._engine_run_backward is wrapped:
-            home._engine_run_backward = original
+        if wrapper in _wrappers:
+            _wrappers.remove(wrapper)
+            if not _wrappers and home._engine_run_backward is _run_backward:
+                home._engine_run_backward = _original_backward[0]
 
     return undo
+
+
+def _run_backward(*args: Any, **kwargs: Any) -> Any:
+    run = _original_backward[0]
+    for wrapper in _wrappers:
+        run = wrapper(run)
+    return run(*args, **kwargs)
 
 
 def makes_graph(args: tuple[Any, ...]) -> bool:

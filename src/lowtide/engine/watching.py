@@ -1,15 +1,16 @@
 """Keeping watch in backward: a budget holds there too, after its scope has ended.
 
-While values are in memory that a budget may evict, backward passes run under a mode that makes room for each op,
-and for those that are replayed. A pass that asks for no value of a budget is never stopped by one. The wrapper
-around backward goes when the last value does.
+While values are in memory that a budget may evict, backward passes through what its scope recorded run under a
+mode that makes room for each op, and for those that are replayed. Other passes are left alone. The wrapper around
+backward goes when the last value does.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .effects import FACTS, facts_of
 from .room import POOL, Room
-from .torch_private import innermost_mode, makes_graph, never_compile, running_node, step_aside, wrap_backward
+from .torch_private import (
+    innermost_mode,
+    makes_graph,
+    never_compile,
+    next_node_number,
+    node_number,
+    running_node,
+    step_aside,
+    wrap_backward,
+)
 
 # Gradient formulas that take another path while any mode is active, which may differ in the last bit.
 _SENSITIVE = re.compile(
@@ -58,7 +68,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, room: Room) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.room = room
-        self.is_ours = False  # until the pass asks for a value of a budget, it may have nothing to do with one
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -66,47 +75,90 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         facts = FACTS.get(id(func)) or facts_of(func)
         if facts.views:
             return facts.call(*args, **(kwargs or {}))
-        return self.room.run(facts, args, kwargs or {}, strictly=self.is_ours)
-
-    def serves(self, room: Room) -> None:
-        """The pass has asked for a value of this room."""
-        self.room = room
-        self.is_ours = True
+        return self.room.run(facts, args, kwargs or {})
 
 
 never_compile(Watch.__torch_dispatch__)
 
 
+class _Span:
+    """The backward nodes that were made while a scope was open, by their numbers."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.thread = threading.get_ident()
+        self.first = next_node_number()
+        self.end: int | None = None  # None: the scope is open
+
+    def has(self, number: int) -> bool:
+        return self.first <= number and (self.end is None or number < self.end)
+
+
+_spans: list[_Span] = []
 _undo: list[Callable[[], None]] = []
-_latest: list[Room] = []
 
 
 def begin(room: Room) -> None:
-    """Watch backward passes from now on."""
-    _latest[:] = [room]
+    """Watch the backward passes through what this thread records from now on."""
+    _spans.append(_Span(room))
     if not _undo:
         _undo.append(wrap_backward(_watched))
 
 
+def end(room: Room) -> None:
+    """The scope has ended; its values may still be there."""
+    for span in _spans:
+        if span.room is room:
+            span.end = next_node_number()
+    end_if_done()
+
+
 def end_if_done() -> None:
     """Stop watching if there is nothing left to evict."""
-    if _undo and POOL.is_empty():
+    if _undo and POOL.is_empty() and all(span.end is not None for span in _spans):
         _undo.pop()()
-        _latest.clear()
+        _spans.clear()
+
+
+def room_of(roots: Iterable[Tensor]) -> Room | None:
+    """The room through whose values a backward pass from these roots goes, if any.
+
+    Nodes are numbered as they are made and lead to older ones only, so that the search ends where a node is
+    older than all that was recorded.
+    """
+    spans = [span for span in _spans if span.thread == threading.get_ident()]
+    if not spans:
+        return None
+    oldest = min(span.first for span in spans)
+    seen = set()
+    pending = [root.grad_fn for root in roots if root.grad_fn is not None]
+    while pending:
+        node: Any = pending.pop()
+        number = node_number(node)
+        if number < oldest or number in seen or not node.next_functions:  # older, met before, or a leaf
+            continue
+        seen.add(number)
+        for span in reversed(spans):
+            if span.has(number):
+                return span.room
+        pending.extend(following for following, _ in node.next_functions if following is not None)
+    return None
 
 
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not _latest or getattr(innermost_mode(), "watches_backward", False):
-            return original(*args, **kwargs)  # the scope is open, and its recorder watches; or this pass is inside one
-        room = _latest[0]
-        if makes_graph(args):
+    def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(innermost_mode(), "watches_backward", False):
+            return original(roots, *args, **kwargs)  # the scope is open, and its recorder watches
+        room = room_of(roots)
+        if room is None:
+            return original(roots, *args, **kwargs)
+        if makes_graph((roots, *args)):
             # The nodes that this pass makes ask us for nothing, so we could not step aside for their formulas.
-            _latest.clear()
+            _spans.clear()
         try:
             with Watch(room):
-                return original(*args, **kwargs)
+                return original(roots, *args, **kwargs)
         finally:
             end_if_done()
 

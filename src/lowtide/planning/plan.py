@@ -67,6 +67,8 @@ class Plan:
     kinds: tuple[ModuleKind, ...]
     fingerprint: str
     """Of the trace it was made for."""
+    op_names: tuple[str, ...]
+    """By op, to tell whether a step goes as planned."""
     version: int = PLAN_VERSION
 
     @property
@@ -110,6 +112,9 @@ class Plan:
         """Compact JSON; `from_json` gives an equal plan."""
         document = {"format": _FORMAT, **asdict(self)}
         document["keep"] = "".join("1" if kept else "0" for kept in self.keep)
+        names = sorted(set(self.op_names))
+        places = {name: number for number, name in enumerate(names)}
+        document["op_names"] = {"names": names, "by_op": [places[name] for name in self.op_names]}
         return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
     @staticmethod
@@ -157,6 +162,10 @@ def _build(document: dict[str, Any]) -> Plan:
     if not isinstance(decisions, str) or set(decisions) - {"0", "1"}:
         raise ValueError("the decisions are not a row of 0 and 1")
     fields["keep"] = tuple(mark == "1" for mark in decisions)
+    names, numbers = fields["op_names"]["names"], fields["op_names"]["by_op"]
+    if len(numbers) != len(decisions) or not all(isinstance(name, str) for name in names):
+        raise ValueError("the ops are not named one by one")
+    fields["op_names"] = tuple(names[number] for number in numbers)
     again = fields["again"]
     if not all(type(j) is int and 0 <= j < len(decisions) and decisions[j] == "0" for j in again):
         raise ValueError("an op is to be made more than once that is not to be recomputed")

@@ -145,6 +145,7 @@ def _plan(
         pinned=summarise_pinned(problem),
         kinds=summarise_kinds(simulator, chosen),
         fingerprint=problem.trace.fingerprint,
+        op_names=tuple(op.name for op in problem.trace.ops),
     )
 
 

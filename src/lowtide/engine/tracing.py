@@ -1,0 +1,287 @@
+"""Profiling one step: an online-budgeted step that also writes down everything a planner needs (a `Trace`).
+
+The step is an ordinary one, exact and within its budget. Whose bytes are alive is known from the storages
+themselves: those made by recorded ops (or replays of them) are the trace's own, all else is "other". How long
+user code holds a value by itself is known from the tensor object that the op returned.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+import torch
+
+from .. import trace as records
+from ..codecs import Chooser
+from ..stores import Store
+from .budgeting import BudgetedRecorder
+from .effects import OpFacts
+from .overwriting import Written
+from .recorder import Fresh
+from .replay import Handle
+from .room import Room
+from .torch_private import running_node_number, storage_key
+from .values import Kept, Recipe, Ref, Tensor, Value
+
+
+class _Value:
+    __slots__ = ("dies", "freed_at_ask", "nbytes", "op", "storage")
+
+    def __init__(self, nbytes: int, op: int | None, storage: int) -> None:
+        self.nbytes = nbytes
+        self.op = op
+        self.storage = storage
+        self.dies: int | None = None  # None: alive so far
+        self.freed_at_ask: int | None = None
+
+
+class _Storage(weakref.ref[torch.UntypedStorage]):
+    """A storage that a recorded op made: its bytes are the trace's own until it dies."""
+
+    __slots__ = ("key", "nbytes")
+    key: int
+    nbytes: int
+
+
+class Profile:
+    """What a step did so far."""
+
+    def __init__(self) -> None:
+        self.ops: list[records.Op] = []
+        self.others: list[int] = []  # by op
+        self.values: list[_Value] = []
+        self.saved: dict[int, None] = {}
+        self.asks: list[tuple[int, int]] = []  # value, node
+        self.ask_others: list[int] = []
+        self.ask_times: list[tuple[float, float]] = []  # asked, answered
+        self.own_bytes = 0
+        self._ids: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
+        self._storages: dict[int, tuple[_Storage, int]] = {}  # key: reference, number
+        self._count = 0
+        self._lives: dict[int, weakref.ref[Tensor]] = {}  # storage number: the tensor that user code got
+        self._latest: dict[int, int] = {}  # storage number: the value it has now
+        self._started = time.perf_counter()
+        self._ended = self._started
+
+    # -- forward --------------------------------------------------------------------------------------
+
+    def op(
+        self, facts: OpFacts, module: str, recipe: Recipe | None, made: list[tuple[Value, Tensor]],
+        written: list[tuple[Value | None, Value, bool]], pinned: str | None, cost_us: float,
+    ) -> None:  # fmt: skip
+        """An op has run."""
+        number = len(self.ops)
+        inputs: dict[int, None] = {}
+        if recipe is not None:
+            for ref in recipe.refs:
+                inputs[self._id_of(ref.value)] = None
+        outputs = []
+        for value, tensor in made:
+            storage = self._own(tensor)
+            outputs.append(self._new(value, number, storage))
+            self._lives[storage] = weakref.ref(tensor, lambda _, s=storage: self._let_go(s))  # type: ignore[misc]
+        writes = []
+        for old, new, alone in written:
+            old_id = self._ids.get(old) if old is not None else None
+            if old_id is not None:
+                storage = self.values[old_id].storage
+                self.values[old_id].dies = number
+            else:
+                storage = self._count
+                self._count += 1
+            new_id = self._new(new, number, storage)
+            outputs.append(new_id)
+            if recipe is not None:
+                writes.append(records.Write(old_id, new_id, alone))
+        self.ops.append(
+            records.Op(facts.name, module, cost_us * 1e-6, tuple(inputs), tuple(outputs), pinned, 0, tuple(writes))
+        )
+        self.others.append(0)
+
+    def moment(self, live_bytes: int) -> None:
+        """So many bytes are alive, of everybody: remember the most that are not the trace's own."""
+        other = live_bytes - self.own_bytes
+        places = self.ask_others or self.others
+        if places and other > places[-1]:
+            places[-1] = other
+
+    def saves(self, value: Value) -> None:
+        """Autograd saves a value."""
+        self.saved[self._id_of(value)] = None
+
+    def remade(self, tensor: Tensor) -> None:
+        """A replay has made a value again: that memory is the trace's own too."""
+        self._own(tensor)
+
+    # -- backward -------------------------------------------------------------------------------------
+
+    def asked(self, value: Value, since: float, live_bytes: int) -> None:
+        """Backward has asked for a value, and has it now."""
+        self.asks.append((self._id_of(value), running_node_number()))
+        self.ask_others.append(0)
+        self.ask_times.append((since, time.perf_counter()))
+        self.moment(live_bytes)
+
+    def ended(self) -> None:
+        """The backward pass has ended."""
+        self._ended = time.perf_counter()
+
+    # -- the result -----------------------------------------------------------------------------------
+
+    def trace(self, peak_bytes: int, device: str) -> records.Trace:
+        """All of it, for a planner."""
+        count = len(self.ops)
+        values = tuple(
+            records.Value(v.nbytes, v.op, v.storage, count if v.dies is None else v.dies, v.freed_at_ask)
+            for v in self.values
+        )
+        asks = []
+        previous, number = None, -1
+        for k, (value, node) in enumerate(self.asks):
+            if node != previous:
+                previous, number = node, number + 1
+            until = self.ask_times[k + 1][0] if k + 1 < len(self.asks) else self._ended
+            asks.append(records.Ask(value, number, self.ask_others[k], max(0.0, until - self.ask_times[k][1])))
+        ops = tuple(
+            records.Op(op.name, op.module, op.time_s, op.inputs, op.outputs, op.pinned, other, op.writes)
+            for op, other in zip(self.ops, self.others, strict=True)
+        )
+        step_s = sum(op.time_s for op in ops) + sum(ask.time_s for ask in asks)
+        asked = {value for value, _ in self.asks}
+        return records.Trace(
+            records.TRACE_VERSION,
+            ops,
+            values,
+            tuple(v for v in self.saved if v in asked),
+            tuple(asks),
+            step_s,
+            peak_bytes,
+            device,
+        )
+
+    # -- bookkeeping ----------------------------------------------------------------------------------
+
+    def _id_of(self, value: Value) -> int:
+        found = self._ids.get(value)
+        if found is None:
+            storage = self._count
+            self._count += 1
+            found = self._new(value, None, storage)
+        return found
+
+    def _new(self, value: Value, op: int | None, storage: int) -> int:
+        number = len(self.values)
+        self.values.append(_Value(value.nbytes, op, storage))
+        self._ids[value] = number
+        self._latest[storage] = number
+        return number
+
+    def _own(self, tensor: Tensor) -> int:
+        """Count this storage as the trace's own; its number."""
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        known = self._storages.get(key)
+        if known is not None:
+            return known[1]
+        row = _Storage(storage, self._gone)
+        row.key, row.nbytes = key, storage.nbytes()
+        number = self._count
+        self._count += 1
+        self._storages[key] = row, number
+        self.own_bytes += row.nbytes
+        return number
+
+    def _gone(self, row: Any) -> None:
+        if self._storages.pop(row.key, None) is not None:
+            self.own_bytes -= row.nbytes
+
+    def _let_go(self, storage: int) -> None:
+        """User code no longer holds the tensor that an op gave it."""
+        self._lives.pop(storage, None)
+        value = self.values[self._latest[storage]]
+        if value.dies is None:
+            value.dies = max(len(self.ops) - 1, 0) if not self.asks else len(self.ops)
+            value.freed_at_ask = len(self.asks) - 1 if self.asks else None
+
+
+class ProfilingRoom(Room):
+    """A room that tells a profile what is alive."""
+
+    def __init__(self, limit_bytes: int, store: Store | None, chooser: Chooser | None) -> None:
+        super().__init__(limit_bytes, store, chooser)
+        self.profile = Profile()
+        self._since = 0.0
+
+    def after(self, out: Any, noted: Any) -> None:
+        """Count what an op has made."""
+        super().after(out, noted)
+        self.profile.moment(self.ledger.live_bytes)
+
+    def own(self, value: Value, tensor: Tensor) -> None:
+        """A value has been made again."""
+        self.profile.remade(tensor)
+        super().own(value, tensor)
+
+    def asks(self) -> None:
+        """A node is about to be given a value."""
+        self._since = time.perf_counter()
+
+    def asked(self, value: Value) -> None:
+        """Backward has asked for a value."""
+        super().asked(value)
+        self.profile.asked(value, self._since, self.ledger.live_bytes)
+
+
+class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
+    """A budgeted recorder that writes down what it sees."""
+
+    room: ProfilingRoom
+
+    def _made(
+        self,
+        facts: OpFacts,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        fresh: tuple[Fresh, ...],
+        draw: Any,
+        writes: tuple[Written, ...],
+        cost_us: float,
+    ) -> Recipe | None:
+        number = self.tape.ops
+        if self.verifier is not None:
+            self.room.clear(2 * sum(f[2].nbytes() for f in fresh), "a replay that is to be compared")
+        recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
+        made, written, pinned = [], [], facts.pinned
+        for _, tensor, _, key in fresh:
+            entry = self.table.get(key)
+            value = entry.value() if entry is not None else None
+            if value is not None and value.origin is not None and value.origin.number == number:
+                made.append((value, tensor))
+        for w in writes:
+            entry = self.table.get(storage_key(w.storage))
+            value = entry.value() if entry is not None else None
+            if value is not None and value.origin is not None and value.origin.number == number:
+                written.append((w.replaced, value, w.alone))
+        if recipe is None or any(v.recipe is None for v in [*(v for v, _ in made), *(v for _, v, _ in written)]):
+            recipe = None
+            pinned = pinned or "what it makes cannot be made again"
+        self.room.profile.op(facts, self.where.place.path, recipe, made, written, pinned, cost_us)
+        return recipe
+
+    def pack(self, tensor: Tensor) -> Handle | Kept:
+        """The handle that autograd gets; also for values that cannot be made again, to see when they are asked for."""
+        storage, value = self._known(tensor)
+        if value is None or storage is None or value.origin is None:
+            return super().pack(tensor)
+        self.room.profile.saves(value)
+        if value.recipe is not None and not value.blank:
+            return super().pack(tensor)
+        if value.tensor is None:
+            self._keep(value, tensor, storage)
+        if not value.counted:
+            self.tape.count_saved(value)
+        value.claims += 1
+        return Handle(Ref(value, tensor), self.tape)
