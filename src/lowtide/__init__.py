@@ -37,8 +37,12 @@ if TYPE_CHECKING:
         allow_replay as allow_replay,
     )
     from .engine.scope import (
-        report as report,
         saving as saving,
+    )
+    from ._fit import (
+        fit as fit,
+        report as report,
+        unfit as unfit,
     )
     from .policies import (
         Decision as Decision,
@@ -70,7 +74,9 @@ _HOMES = {
     "StoreError": "_errors",
     "budget": "engine.budgeting",
     "allow_replay": "engine.effects",
-    "report": "engine.scope",
+    "fit": "_fit",
+    "report": "_fit",
+    "unfit": "_fit",
     "saving": "engine.scope",
     "checkpoint": "_checkpoint",
     "checkpoint_sequential": "_checkpoint",

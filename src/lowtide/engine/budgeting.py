@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,10 @@ class BudgetedRecorder(Recorder):  # type: ignore[no-untyped-call]
             self.table[storage_key(storage)].put(value)
         self.room.admit(value)
         value.claims += 1
-        return Handle(Ref(value, tensor), self.tape)
+        handle = Handle(Ref(value, tensor), self.tape)
+        if self.tape.first_handle is None:
+            self.tape.first_handle = weakref.ref(handle)
+        return handle
 
 
 never_compile(BudgetedRecorder.__torch_dispatch__)
@@ -132,7 +136,7 @@ class budget(saving):  # noqa: N801  (used like a function: `with budget("2 GiB"
         if current_recorder() is not None:
             raise ArgumentError("lowtide.budget(...) cannot be opened inside another scope: put it around that scope")
         room = self._room()
-        _count_what_is_there()
+        count_what_is_there()
         room.peak_bytes = LEDGER.live_bytes
         room.clear(0, "what is there before the first op")
         tape = Tape(repr(self.policy), room)
@@ -154,7 +158,7 @@ _hooks: list[Any] = []
 _next_count = 0.0
 
 
-def _count_what_is_there() -> None:
+def count_what_is_there() -> None:
     """Count what lives outside any scope. Looking at everything takes a while, so it is not done for every scope.
 
     In between, tensors are counted when an op makes or uses them, a model has them, or an optimizer has stepped.
@@ -162,7 +166,7 @@ def _count_what_is_there() -> None:
     global _next_count
     with _counting:
         if not _hooks:
-            _hooks.append(register_optimizer_step_post_hook(_count_state))
+            _hooks.append(register_optimizer_step_post_hook(count_state))
         start = time.perf_counter()
         if start >= _next_count:
             LEDGER.see_everything()
@@ -170,6 +174,7 @@ def _count_what_is_there() -> None:
             _next_count = end + (end - start) / _SHARE_OF_TIME
 
 
-def _count_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def count_state(optimizer: Optimizer, args: Any = None, kwargs: Any = None) -> None:
+    """Count what an optimizer remembers."""
     for state in optimizer.state.values():
         LEDGER.see_all(state.values() if isinstance(state, dict) else ())

@@ -22,7 +22,7 @@ from .values import Recipe, Ref, Scratch, Tensor, Value, Write, view_of
 class Handle:
     """What autograd holds instead of a tensor that can be made again."""
 
-    __slots__ = ("ref", "tape")
+    __slots__ = ("__weakref__", "ref", "tape")
 
     def __init__(self, ref: Ref, tape: Tape) -> None:
         self.ref = ref

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from .._errors import BudgetError, StoreError
 from .._units import format_bytes
@@ -31,13 +32,14 @@ from . import eviction, sizes
 from .effects import OpFacts
 from .eviction import Pool, seat_of
 from .ledger import Ledger
-from .torch_private import is_alone
+from .torch_private import is_alone, storage_key
 from .values import Tensor, Value, view_of
 
 LEDGER = Ledger()
 POOL = Pool()
 _LOCK = threading.RLock()  # scopes evict each other's values
 
+_SIMPLE = frozenset((int, float, bool, type(None)))
 _SOLE = 3  # references to a tensor that only its value holds: the value's, a local variable and an argument
 _AHEAD = 64  # an eviction frees up to 1/64 of the limit more than is needed, so as not to be called for every op
 _EARLY = 2  # writing begins when less than 1/2 of the limit is free: it takes its time
@@ -76,26 +78,52 @@ class Room:
         if facts.rebinds:
             return None
         self.pool.clock += 1
-        self.ledger.see_all(args)
-        signature = sizes.signature_of(facts, args, kwargs)
+        # Written out flat, because it is done for every op: `ledger.see` for what is new, and `sizes.signature_of`.
+        ledger = self.ledger
+        rows = ledger._rows
+        key: list[Any] = [id(facts.func)]
+        for a in args:
+            kind = type(a)
+            if kind is Tensor or kind is Parameter:
+                key.append(a.shape)
+                key.append(a.dtype)
+                try:
+                    storage = a.untyped_storage()
+                except (NotImplementedError, RuntimeError):
+                    continue
+                row = rows.get(storage_key(storage))
+                if row is None or row.nbytes != storage.nbytes():
+                    ledger.see(a)
+            elif kind in _SIMPLE:
+                key.append(a)
+            elif kind is list and a and type(a[0]) is int:
+                key.append(tuple(a))
+            else:
+                ledger.see_all((a,))
+                key.append(sizes._shapes((a,)))
+        if kwargs:
+            key.append(sizes._shapes(tuple(kwargs.items())))
+        signature = tuple(key)
         nbytes = sizes.bytes_to_be_made(signature, facts, args, kwargs)
         if nbytes:
             self.clear(nbytes, facts.name, strictly)
-        return signature, nbytes, self.ledger.live_bytes
+        return signature, nbytes, ledger.live_bytes
 
     def after(self, out: Any, noted: Any) -> None:
         """Count what it has made."""
         if noted is None:
             return
+        ledger = self.ledger
         if type(out) is Tensor:
-            self.ledger.see(out)
+            ledger.see(out)
         else:
-            self.ledger.see_all(out if isinstance(out, (tuple, list)) else (out,))
-        signature, expected, live = noted
-        made = self.ledger.live_bytes - live
-        if made > expected:
-            sizes.learn(signature, made)
-        self.peak_bytes = max(self.peak_bytes, self.ledger.live_bytes)
+            ledger.see_all(out if isinstance(out, (tuple, list)) else (out,))
+        signature, expected, before = noted
+        live = ledger.live_bytes
+        if live - before > expected:
+            sizes.learn(signature, live - before)
+        if live > self.peak_bytes:
+            self.peak_bytes = live
 
     def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], strictly: bool = True) -> Any:
         """Run an op within the limit; not `strictly`: also beyond it, if nothing can be evicted."""

@@ -21,7 +21,7 @@ from . import modules
 from .recorder import Recorder
 from .replay import Handle
 from .tape import Tape
-from .torch_private import graph_task, innermost_mode, step_aside
+from .torch_private import graph_task, innermost_mode, leave_hooks, leave_mode, step_aside
 from .values import Kept, Tensor
 from .watching import yield_to_formula
 
@@ -121,8 +121,8 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
         assert self._hooks is not None
         _recorders.pop(threading.get_ident(), None)
         modules.untrack()
-        recorder.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._hooks.__exit__(kind, error, trace)
+        leave_mode(recorder)
+        leave_hooks(recorder.pack)
         self._hooks = None
         recorder.table.clear()
         recorder.tape.layers = recorder.where.layers_entered

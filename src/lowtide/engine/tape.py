@@ -34,6 +34,7 @@ class Tape:
         # Of those: how many handles are left on a value, and which have been asked for by a node that still runs.
         self.handles: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
         self.asked: weakref.WeakSet[Value] = weakref.WeakSet()
+        self.first_handle: weakref.ref[object] | None = None
         self.ops = 0
         self.layers = 0
         self.kept_values = 0
@@ -46,6 +47,10 @@ class Tape:
         self.pinned: Counter[tuple[str, str, str]] = Counter()  # (op, module, why)
         self.foreign: Counter[str] = Counter()
         self._roots: list[weakref.ref[torch.nn.Module]] = []
+
+    def has_handles(self) -> bool:
+        """Whether autograd still holds anything of this scope."""
+        return self.first_handle is None or self.first_handle() is not None
 
     def saw_root(self, root: torch.nn.Module) -> None:
         """Remember a model, to be able to call its parameters by name in an error."""

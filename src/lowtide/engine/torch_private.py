@@ -43,7 +43,11 @@ def watched_alias_above_kernels(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if type(tensor) is not torch.Tensor:
         return tensor.detach()  # a wrapper has to detach itself
-    # A detach that no dispatch mode sees.
+    return new_alias(tensor)
+
+
+def new_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor over the same memory, without history: a detach that no dispatch mode sees."""
     return torch.Tensor._make_subclass(torch.Tensor, tensor)
 
 
@@ -67,6 +71,33 @@ def innermost_mode() -> Any:
     """The dispatch mode that sees ops first in this thread now, or None."""
     depth = torch._C._len_torch_dispatch_stack()
     return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
+
+
+def leave_mode(mode: Any) -> None:
+    """End a dispatch mode, also one that others have been entered above since."""
+    above = []
+    while (top := innermost_mode()) is not None and top is not mode:
+        above.append(torch._C._pop_torch_dispatch_stack(None))
+    mode.__exit__(None, None, None)
+    for other in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(other)
+
+
+def saving_hooks() -> Any:
+    """The innermost pair of saved-tensor hooks of this thread, or None."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def leave_hooks(pack: Any) -> None:
+    """End the saved-tensor hooks with this `pack`, also where others have been entered above since."""
+    above = []
+    while (top := saving_hooks()) is not None and top[0] != pack:
+        above.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    if top is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    for other in reversed(above):
+        torch._C._autograd._push_saved_tensors_default_hooks(*other)
 
 
 def step_aside() -> None:
@@ -102,7 +133,7 @@ _wrappers: list[Callable[[Backward], Backward]] = []
 _original_backward: list[Backward] = []
 
 
-def wrap_backward(wrapper: Callable[[Backward], Backward]) -> Callable[[], None]:
+def wrap_backward(wrapper: Callable[[Backward], Backward], *, outermost: bool = False) -> Callable[[], None]:
     """Have every backward pass that Python starts run through `wrapper(original)`; call the result to undo it.
 
     `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all go through one function, which is
@@ -112,7 +143,7 @@ def wrap_backward(wrapper: Callable[[Backward], Backward]) -> Callable[[], None]
     if not _wrappers:
         _original_backward[:] = [home._engine_run_backward]
         home._engine_run_backward = _run_backward
-    _wrappers.append(wrapper)
+    _wrappers.insert(len(_wrappers) if outermost else 0, wrapper)
 
     def undo() -> None:
         if wrapper in _wrappers:

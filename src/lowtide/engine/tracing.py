@@ -22,7 +22,7 @@ from .overwriting import Written
 from .recorder import Fresh
 from .replay import Handle
 from .room import Room
-from .torch_private import running_node_number, storage_key
+from .torch_private import new_alias, running_node_number, storage_key
 from .values import Kept, Recipe, Ref, Tensor, Value
 
 
@@ -69,7 +69,7 @@ class Profile:
 
     def op(
         self, facts: OpFacts, module: str, recipe: Recipe | None, made: list[tuple[Value, Tensor]],
-        written: list[tuple[Value | None, Value, bool]], pinned: str | None, cost_us: float,
+        written: list[tuple[Written, Value]], pinned: str | None, cost_us: float,
     ) -> None:  # fmt: skip
         """An op has run."""
         number = len(self.ops)
@@ -83,18 +83,18 @@ class Profile:
             outputs.append(self._new(value, number, storage))
             self._lives[storage] = weakref.ref(tensor, lambda _, s=storage: self._let_go(s))  # type: ignore[misc]
         writes = []
-        for old, new, alone in written:
-            old_id = self._ids.get(old) if old is not None else None
+        for write, new in written:
+            old_id = self._ids.get(write.replaced) if write.replaced is not None else None
             if old_id is not None:
                 storage = self.values[old_id].storage
                 self.values[old_id].dies = number
             else:
-                storage = self._count
-                self._count += 1
+                storage = self._own(write.tensor)
             new_id = self._new(new, number, storage)
             outputs.append(new_id)
             if recipe is not None:
-                writes.append(records.Write(old_id, new_id, alone))
+                reads = isinstance(write.target, Ref)  # else it does not matter what was there
+                writes.append(records.Write(old_id if reads else None, new_id, write.alone))
         self.ops.append(
             records.Op(facts.name, module, cost_us * 1e-6, tuple(inputs), tuple(outputs), pinned, 0, tuple(writes))
         )
@@ -254,7 +254,9 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         if self.verifier is not None:
             self.room.clear(2 * sum(f[2].nbytes() for f in fresh), "a replay that is to be compared")
         recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
-        made, written, pinned = [], [], facts.pinned
+        made: list[tuple[Value, Tensor]] = []
+        written: list[tuple[Written, Value]] = []
+        pinned = facts.pinned
         for _, tensor, _, key in fresh:
             entry = self.table.get(key)
             value = entry.value() if entry is not None else None
@@ -264,8 +266,8 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             entry = self.table.get(storage_key(w.storage))
             value = entry.value() if entry is not None else None
             if value is not None and value.origin is not None and value.origin.number == number:
-                written.append((w.replaced, value, w.alone))
-        if recipe is None or any(v.recipe is None for v in [*(v for v, _ in made), *(v for _, v, _ in written)]):
+                written.append((w, value))
+        if recipe is None or any(v.recipe is None for v in [*(v for v, _ in made), *(v for _, v in written)]):
             recipe = None
             pinned = pinned or "what it makes cannot be made again"
         self.room.profile.op(facts, self.where.place.path, recipe, made, written, pinned, cost_us)
@@ -277,6 +279,11 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         if value is None or storage is None or value.origin is None:
             return super().pack(tensor)
         self.room.profile.saves(value)
+        alias = None
+        if value.tensor is None and type(tensor) is Tensor:
+            # Hold another tensor object than user code has, to see when that one goes.
+            alias = new_alias(tensor)
+            value.alias = weakref.ref(alias)
         if value.recipe is not None and not value.blank:
             return super().pack(tensor)
         if value.tensor is None:

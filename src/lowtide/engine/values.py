@@ -227,7 +227,7 @@ class Recipe:
 class Kept:
     """A handle on a tensor that simply stays: what plain autograd does, with its check of the version."""
 
-    __slots__ = ("origin", "tensor", "version")
+    __slots__ = ("__weakref__", "origin", "tensor", "version")
 
     def __init__(self, tensor: Tensor, origin: Origin | None) -> None:
         # An output comes with its history, which holds this handle: held as it is, it would never be freed.

@@ -11,12 +11,12 @@ import functools
 import re
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .effects import FACTS, facts_of
+from .effects import FACTS, OpFacts, facts_of
 from .room import POOL, Room
 from .torch_private import (
     innermost_mode,
@@ -37,7 +37,17 @@ _SENSITIVE = re.compile(
 )
 
 
-def yield_to_formula(room: Room, asked: Tensor) -> None:
+class MakesRoom(Protocol):
+    """What a watch tells of every op."""
+
+    def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op."""
+
+    def clear(self, nbytes: int, what: str, strictly: bool = True) -> None:
+        """Make room."""
+
+
+def yield_to_formula(room: MakesRoom, asked: Tensor) -> None:
     """Called when a node has what it asked for: leave its formula alone if a mode would change what it computes."""
     if is_sensitive(running_node()):
         room.clear(2 * asked.nbytes, "a gradient formula", strictly=False)  # what it makes will not be seen
@@ -65,7 +75,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: MakesRoom) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.room = room
 
@@ -81,7 +91,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 never_compile(Watch.__torch_dispatch__)
 
 
-class _Span:
+class Span:
     """The backward nodes that were made while a scope was open, by their numbers."""
 
     def __init__(self, room: Room) -> None:
@@ -91,16 +101,17 @@ class _Span:
         self.end: int | None = None  # None: the scope is open
 
     def has(self, number: int) -> bool:
+        """Whether the node with this number was made in the scope."""
         return self.first <= number and (self.end is None or number < self.end)
 
 
-_spans: list[_Span] = []
+_spans: list[Span] = []
 _undo: list[Callable[[], None]] = []
 
 
 def begin(room: Room) -> None:
     """Watch the backward passes through what this thread records from now on."""
-    _spans.append(_Span(room))
+    _spans.append(Span(room))
     if not _undo:
         _undo.append(wrap_backward(_watched))
 
@@ -120,29 +131,33 @@ def end_if_done() -> None:
         _spans.clear()
 
 
-def room_of(roots: Iterable[Tensor]) -> Room | None:
-    """The room through whose values a backward pass from these roots goes, if any.
+def spans_reached(roots: Iterable[Tensor], spans: list[Span]) -> set[Span]:
+    """The spans through whose nodes a backward pass from these roots goes.
 
     Nodes are numbered as they are made and lead to older ones only, so that the search ends where a node is
-    older than all that was recorded.
+    older than all that was recorded; and inside a span nothing more is to be learnt but of older spans.
     """
-    spans = [span for span in _spans if span.thread == threading.get_ident()]
-    if not spans:
-        return None
-    oldest = min(span.first for span in spans)
-    seen = set()
-    pending = [root.grad_fn for root in roots if root.grad_fn is not None]
-    while pending:
-        node: Any = pending.pop()
+    here = threading.get_ident()
+    sought = [span for span in spans if span.thread == here]
+    reached: set[Span] = set()
+    seen: set[int] = set()
+    pending: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+    while pending and len(reached) < len(sought):
+        node = pending.pop()
         number = node_number(node)
+        oldest = min(span.first for span in sought if span not in reached)
         if number < oldest or number in seen or not node.next_functions:  # older, met before, or a leaf
             continue
         seen.add(number)
-        for span in reversed(spans):
-            if span.has(number):
-                return span.room
+        reached.update(span for span in sought if span.has(number))
         pending.extend(following for following, _ in node.next_functions if following is not None)
-    return None
+    return reached
+
+
+def room_of(roots: Iterable[Tensor]) -> Room | None:
+    """The room through whose values a backward pass from these roots goes, the latest if there are several."""
+    reached = spans_reached(roots, _spans)
+    return next((span.room for span in reversed(_spans) if span in reached), None)
 
 
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:

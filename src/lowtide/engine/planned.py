@@ -1,0 +1,129 @@
+"""Following a plan: each op is kept or recomputed as the plan says, as long as the step goes as planned (Rule 13).
+
+Ops are matched by number and name. At the first difference the rest of the step is recorded under the online
+budget instead: still exact, still within the limit as far as what was already kept allows. Following a plan makes
+no room and looks at no bytes, so it costs no more than a rule. A gauge, where there is one, measures the peak.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from ..planning import Plan
+from ..policies import Decision
+from . import watching
+from .budgeting import BudgetedRecorder, WithinBudget
+from .effects import OpFacts
+from .ledger import Ledger
+from .modules import Whereabouts
+from .overwriting import Written
+from .recorder import Fresh, Recorder
+from .replay import Handle, TransientHandle
+from .room import LEDGER, Room
+from .tape import Tape
+from .torch_private import never_compile
+from .values import Kept, Recipe, Tensor
+
+_DECISIONS = {True: Decision.KEEP, False: Decision.RECOMPUTE}
+
+
+class Gauge:
+    """Measures live bytes, and makes no room."""
+
+    def __init__(self, ledger: Ledger = LEDGER) -> None:
+        self.ledger = ledger
+        self.peak_bytes = ledger.live_bytes
+
+    def saw(self, out: Any) -> None:
+        """An op has made this."""
+        self.ledger.see_all(out if isinstance(out, (tuple, list)) else (out,))
+        self.peak_bytes = max(self.peak_bytes, self.ledger.live_bytes)
+
+    def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op and see what it makes."""
+        out = facts.call(*args, **kwargs)
+        self.saw(out)
+        return out
+
+    def clear(self, nbytes: int, what: str, strictly: bool = True) -> None:
+        """No room is made."""
+
+
+class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
+    """Records by a plan, and by the budget once the step differs from it."""
+
+    def __init__(self, plan: Plan, tape: Tape, whereabouts: Whereabouts, room: Room, gauge: Gauge | None) -> None:
+        super().__init__(WithinBudget(room.limit_bytes), tape, whereabouts, room)
+        self.differs_at: int | None = None
+        self.gauge = gauge
+        self._plan = plan
+        self._names = plan.op_names
+        self._decisions = [_DECISIONS[kept] for kept in plan.keep]
+        self._again = frozenset(plan.again)
+        tape.again = self._again
+        self._needs_cost = False
+        self._follow(0)
+
+    @property
+    def watches_backward(self) -> bool:  # type: ignore[override]
+        """Only what makes or measures room has to stay in backward."""
+        return self.differs_at is not None
+
+    def _follow(self, number: int) -> None:
+        # Asked for before the op runs too, so it is set one op ahead; beyond the plan there is nothing to keep for.
+        self._always = self._decisions[number] if number < len(self._decisions) else Decision.KEEP
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.differs_at is not None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        out = Recorder.__torch_dispatch__(self, func, types, args, kwargs)
+        if self.gauge is not None:
+            self.gauge.saw(out)
+        return out
+
+    def _made(
+        self,
+        facts: OpFacts,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        fresh: tuple[Fresh, ...],
+        draw: Any,
+        writes: tuple[Written, ...],
+        cost_us: float,
+    ) -> Recipe | None:
+        number = self.tape.ops
+        if self.differs_at is None and (number >= len(self._names) or self._names[number] != facts.name):
+            self._leave_the_plan(number)
+        recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
+        if self.differs_at is None:
+            self._follow(number + 1)
+        return recipe
+
+    def _leave_the_plan(self, number: int) -> None:
+        self.differs_at = number
+        self.tape.room = self.room
+        self.tape.lock = self.room.lock
+        LEDGER.see_everything()
+        watching.begin(self.room)
+        self.use(self.policy)
+
+    def pack(self, tensor: Tensor) -> Handle | Kept:
+        """The handle that autograd gets instead of `tensor`."""
+        if self.differs_at is not None:
+            return super().pack(tensor)
+        handle = Recorder.pack(self, tensor)
+        if self.tape.first_handle is None:
+            self.tape.first_handle = weakref.ref(handle)
+        if self._again and type(handle) is Handle:
+            origin = handle.ref.value.origin
+            if origin is not None and origin.number in self._again:
+                return TransientHandle(handle.ref, self.tape)
+        return handle
+
+
+never_compile(PlannedRecorder.__torch_dispatch__)
+never_compile(PlannedRecorder.pack)

@@ -1,0 +1,43 @@
+"""The report of a fitted model: its plan, and whether it was right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .._units import format_bytes
+from ..planning import Plan
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What a fitted model did so far."""
+
+    budget_bytes: int
+    plan: Plan | None
+    """Of the last kind of step; None while there is none."""
+    predicted_peak_bytes: int | None
+    measured_peak_bytes: int | None
+    """Of the last planned step that was measured: the first ones after planning, then one in a hundred."""
+    steps: int
+    online_steps: int
+    """Steps without a plan, or that differed from it."""
+    kinds_of_steps: int
+    """Different shapes of inputs, with and without gradients to add to."""
+    step_seconds: tuple[float, ...] = field(repr=False)
+    """From the call of the model to the end of backward, the last thousand."""
+    planning_s: float
+
+    def __str__(self) -> str:
+        lines = [
+            f"steps        {self.steps:,}, of these {self.online_steps:,} without a plan; "
+            f"{self.kinds_of_steps} kinds of steps; {self.planning_s:.1f} s of planning",
+            f"budget       {format_bytes(self.budget_bytes)}",
+        ]
+        if self.predicted_peak_bytes is not None and self.measured_peak_bytes is not None:
+            lines.append(
+                f"peak         {format_bytes(self.measured_peak_bytes)} measured, "
+                f"{format_bytes(self.predicted_peak_bytes)} predicted"
+            )
+        if self.plan is not None:
+            lines += ["", str(self.plan)]
+        return "\n".join(lines)
