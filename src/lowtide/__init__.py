@@ -30,6 +30,15 @@ if TYPE_CHECKING:
         StaleSourceError as StaleSourceError,
         StoreError as StoreError,
     )
+    from ._fit import (
+        fit as fit,
+        report as report,
+        unfit as unfit,
+    )
+    from ._plan import (
+        frontier as frontier,
+        plan as plan,
+    )
     from .engine.budgeting import (
         budget as budget,
     )
@@ -38,11 +47,6 @@ if TYPE_CHECKING:
     )
     from .engine.scope import (
         saving as saving,
-    )
-    from ._fit import (
-        fit as fit,
-        report as report,
-        unfit as unfit,
     )
     from .policies import (
         Decision as Decision,
@@ -75,6 +79,8 @@ _HOMES = {
     "budget": "engine.budgeting",
     "allow_replay": "engine.effects",
     "fit": "_fit",
+    "frontier": "_plan",
+    "plan": "_plan",
     "report": "_fit",
     "unfit": "_fit",
     "saving": "engine.scope",

@@ -129,6 +129,7 @@ class _Kind:
     outside_bytes: int = 0  # alive before the profiled step
     plan: Plan | None = None
     planned_for: int = 0  # bytes alive outside, for which the plan was made
+    grown_bytes: int = 0  # by which there are more now
     margin_bytes: int = 0  # by which plans turned out to be too bold
     obeyed: int = 0
     left: int = 0
@@ -148,7 +149,7 @@ class _Step:
         self.started = time.perf_counter()
         # Others may end what they began before us only after we have ended: then we cannot stay open.
         self.may_stay_open = innermost_mode() is None and saving_hooks() is None
-        self.scope: _StepScope | None = _StepScope(recorder)
+        self.scope: StepScope | None = StepScope(recorder)
         self.scope.__enter__()
 
     def end_forward(self) -> None:
@@ -159,7 +160,7 @@ class _Step:
             step_scope.__exit__(None, None, None)
 
 
-class _StepScope(saving):
+class StepScope(saving):
     """The scope of one step."""
 
     _nests = False
@@ -206,6 +207,7 @@ class _Fitted:
         self.online_steps = 0
         self.step_seconds: list[float] = []
         self.measured_peak_bytes: int | None = None
+        self.predicted_peak_bytes: int | None = None  # of the step that was measured
         self.planning_s = 0.0
         self.last_kind: _Kind | None = None
 
@@ -272,9 +274,11 @@ class _Fitted:
             log.info("a step differed from its plan at op %s: it will be profiled again", recorder.differs_at)
         elif recorder.gauge is not None:
             self.measured_peak_bytes = recorder.gauge.peak_bytes
+            assert kind.plan is not None
+            self.predicted_peak_bytes = kind.plan.predicted_peak_bytes + kind.grown_bytes
             excess = recorder.gauge.peak_bytes - self.limit_bytes
-            if excess > 0 and kind.trace is not None:
-                kind.margin_bytes += excess
+            if excess > 0:  # plan more carefully, or, if the plan was given, for what is really here
+                kind.margin_bytes += excess if kind.trace is not None else 0
                 kind.plan = None
 
     # -- deciding -------------------------------------------------------------------------------------
@@ -299,8 +303,8 @@ class _Fitted:
     def _plan_for(self, kind: _Kind, outside: int) -> Plan | None:
         """The plan for a step that begins with so many bytes alive; None where there is none yet."""
         if kind.plan is not None:
-            grown = outside - kind.planned_for if kind.trace is not None else 0
-            if kind.plan.predicted_peak_bytes + grown <= self.limit_bytes - kind.margin_bytes:
+            kind.grown_bytes = outside - kind.planned_for if kind.trace is not None else 0
+            if kind.plan.predicted_peak_bytes + kind.grown_bytes <= self.limit_bytes - kind.margin_bytes:
                 return kind.plan
         if kind.trace is None or kind.online:
             return None
@@ -321,6 +325,7 @@ class _Fitted:
         finally:
             self.planning_s += time.perf_counter() - started
         kind.planned_for = outside
+        kind.grown_bytes = 0
         kind.obeyed = 0
         log.info("planned in %.1f s:\n%s", time.perf_counter() - started, kind.plan)
         return kind.plan
@@ -353,7 +358,7 @@ class _Fitted:
         return FitReport(
             budget_bytes=self.limit_bytes,
             plan=plan,
-            predicted_peak_bytes=plan.predicted_peak_bytes if plan is not None else None,
+            predicted_peak_bytes=self.predicted_peak_bytes or (plan.predicted_peak_bytes if plan is not None else None),
             measured_peak_bytes=self.measured_peak_bytes,
             steps=self.steps,
             online_steps=self.online_steps,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.engine import watching
+from lowtide.engine import eviction, watching
 from lowtide.engine.room import LEDGER
 from lowtide.engine.scope import current_recorder
 from lowtide.stores import DiskStore, MemoryDouble
@@ -265,3 +265,48 @@ def test_optimizer_state_counts() -> None:
     optimizer.state.clear()
     gc.collect()
     assert before - LEDGER.live_bytes == state
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet"])
+def test_a_disk_helps_to_stay_within_the_budget(name: str) -> None:
+    """Also while values are being written, and what was read ahead is in the way of an op."""
+    model, batch = deep.build(name)
+    plain = run_step(model, batch)
+    with DiskStore() as store:
+        moved = 0
+        for share in (0.6, 0.4, 0.3, 0.3):  # it learns how much of the disk's time is hidden
+            ours, limit = step_within(model, batch, plain, share, stores=store, codecs=None)
+            assert_equal(plain, ours)
+            assert ours.peak_bytes <= limit, f"at {share:.0%}"
+            report = lowtide.report().budget
+            assert report is not None
+            moved += report.values_fetched
+        assert moved > 0
+        assert nothing_evictable_left()
+        store.flush()
+        assert store.stats().values == 0
+
+
+def test_what_backward_asks_for_last_is_evicted_first() -> None:
+    """Equal layers cost the same, so that only the wait tells them apart: no value is made again twice."""
+    model = stack(16)
+    batch = (torch.randn(512, 256),)
+    plain = run_step(model, batch)
+    ours, limit = step_within(model, batch, plain, 0.5, **DROP_ONLY)
+    assert_equal(plain, ours)
+    assert ours.peak_bytes <= limit
+    assert 0 < lowtide.report().replayed_ops <= lowtide.report().ops
+
+
+@pytest.mark.parametrize("heuristic", [eviction.Heuristic(wait="since used", unsaved_share=1.0),
+                                       eviction.Heuristic(neighbours=False), eviction.Heuristic(cost=False)])  # fmt: skip
+def test_any_heuristic_is_exact_and_within_the_budget(
+    heuristic: eviction.Heuristic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "HEURISTIC", heuristic)
+    model = stack()
+    batch = (torch.randn(512, 256),)
+    plain = run_step(model, batch)
+    ours, limit = step_within(model, batch, plain, 0.4, **DROP_ONLY)
+    assert_equal(plain, ours)
+    assert ours.peak_bytes <= limit

@@ -25,7 +25,8 @@ from .values import Value
 
 if TYPE_CHECKING:
     from ..codecs import Encoded
-    from ..stores import Store, Ticket
+    from ..profiling.tiers import Speed
+    from ..stores import Store, StoreStats, Ticket
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Heuristic:
     """Whether the cost is also that of dropped neighbours; without, it is that of the value's own op."""
     cost: bool = True
     """Whether cost and size count at all; without, the least recently used is evicted first."""
-    unsaved_share: float = 0.1
+    unsaved_share: float = 0.0
     """What part of its cost counts for a value that only other values are made from."""
     sample: int = 64
     """How many values are looked at before one is chosen."""
@@ -219,12 +220,50 @@ def _cluster_of(value: Value) -> Cluster:
     return cluster.root()
 
 
+class Pace:
+    """What a byte takes to a store and back, in time that is not hidden behind ops: learnt as it goes."""
+
+    _FLOOR = 0.1  # a thread that writes takes memory bandwidth, if nothing else
+    _MEMORY_SECONDS = 1.0
+
+    def __init__(self, speed: Speed) -> None:
+        self.speed = speed
+        self.waited_seconds = 0.05  # about half is hidden, until it is known better
+        self._moved_seconds = 0.1
+        self._put_bytes = self._fetched_bytes = -1
+
+    @property
+    def out_us(self) -> float:
+        """Microseconds a byte, to the store."""
+        return self._exposed * 1e6 / self.speed.out_bytes_per_s
+
+    @property
+    def in_us(self) -> float:
+        """Microseconds a byte, back."""
+        return self._exposed * 1e6 / self.speed.in_bytes_per_s
+
+    @property
+    def _exposed(self) -> float:
+        return min(1.0, max(self._FLOOR, self.waited_seconds / self._moved_seconds))
+
+    def moved(self, stats: StoreStats) -> None:
+        """See what was moved since the last time; what is long ago counts less and less."""
+        if self._put_bytes >= 0:
+            self._moved_seconds += (stats.put_bytes - self._put_bytes) / self.speed.out_bytes_per_s
+            self._moved_seconds += (stats.fetched_bytes - self._fetched_bytes) / self.speed.in_bytes_per_s
+        self._put_bytes, self._fetched_bytes = stats.put_bytes, stats.fetched_bytes
+        if self._moved_seconds > self._MEMORY_SECONDS:
+            self._moved_seconds /= 2
+            self.waited_seconds /= 2
+
+
 class Pool:
     """The values in memory that may be evicted. Holds none of them."""
 
     def __init__(self) -> None:
         self.clock = 0  # counts ops
         self.front = 0  # where backward is, by the clock of forward; in forward, about now
+        self.ahead: list[weakref.ref[Value]] = []  # read ahead from a store; what is asked for last is last
         self._members: list[weakref.ref[Value]] = []
         self._random = random.Random(0)  # the same choices every time
 

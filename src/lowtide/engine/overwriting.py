@@ -100,7 +100,10 @@ def rescue(value: Value | None, tape: Tape) -> None:
         return
     if tape.room is not None:
         tape.room.clear(value.nbytes, "a copy of what is about to be overwritten")
-    value.own(copy_of_storage(value.tensor))
+    copy = copy_of_storage(value.tensor)
+    if tape.room is not None:
+        tape.room.ledger.see(copy)
+    value.own(copy)
     tape.copied_bytes += value.nbytes
 
 

@@ -10,12 +10,14 @@ again), compressed, or put into a store. Where the size of a result cannot be kn
 from __future__ import annotations
 
 import bisect
+import contextlib
 import operator
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,12 +27,12 @@ from .._errors import BudgetError, StoreError
 from .._units import format_bytes
 from ..codecs import Chooser, decode
 from ..codecs._contract import PIECE
-from ..profiling.tiers import Speed, measure_store
+from ..profiling.tiers import measure_store
 from ..reporting.room_report import RoomReport
 from ..stores import Store, Ticket
 from . import eviction, sizes
 from .effects import OpFacts
-from .eviction import Pool, seat_of
+from .eviction import Pace, Pool, seat_of
 from .ledger import Ledger
 from .torch_private import is_alone, storage_key
 from .values import Tensor, Value, view_of
@@ -43,7 +45,7 @@ _SIMPLE = frozenset((int, float, bool, type(None)))
 _SOLE = 3  # references to a tensor that only its value holds: the value's, a local variable and an argument
 _AHEAD = 64  # an eviction frees up to 1/64 of the limit more than is needed, so as not to be called for every op
 _EARLY = 2  # writing begins when less than 1/2 of the limit is free: it takes its time
-_QUEUE = 16  # and up to 1/16 of the limit waits to be written before it has to
+_QUEUE = 8  # and up to 1/8 of the limit waits to be written before it has to
 _SPARE = 8  # of the limit, 1/8 is left free by what is read ahead
 
 
@@ -59,8 +61,8 @@ class Room:
         self.lock = _LOCK
         self.counts: Counter[str] = Counter()
         self.peak_bytes = 0
-        self._speed = _speed_of(store) if store is not None else None
-        if self._speed is None:
+        self._pace = _pace_of(store) if store is not None else None
+        if self._pace is None:
             self.store = None  # its writes fail, and it has said so
         self._fallbacks = self.store.stats().fallbacks if self.store is not None else 0
         self._store_fails = False
@@ -184,7 +186,8 @@ class Room:
             assert seat.store is not None
             assert seat.ticket is not None
             self.clear(seat.store.bytes_to_fetch(seat.ticket), "a value to be read back")
-            tensor = seat.store.fetch(seat.ticket)
+            with self._waiting_for_store():
+                tensor = seat.store.fetch(seat.ticket)
             self.counts["fetched"] += 1
             if seat.ticket.fell_back:
                 seat.ticket = None  # nothing is on the disk: from now on a value like any other
@@ -234,11 +237,14 @@ class Room:
                 if self._free() >= wanted or self._free() + self._leaving_bytes() >= wanted:
                     break
             if self.store is not None and self._free() < nbytes:
-                self.store.settle(nbytes - self._free())
+                with self._waiting_for_store():
+                    self.store.settle(nbytes - self._free())
                 self._look_at_store()
                 self._drop_fallen(nbytes)
             if complete and not evicted:
-                return
+                break
+        if self._free() < nbytes:
+            self._give_back_ahead(nbytes)
 
     def _scores(self, members: list[Value]) -> list[tuple[float, Value]]:
         """What each of these would cost for each byte and moment; without those that gain nothing."""
@@ -311,25 +317,33 @@ class Room:
     # -- stores ---------------------------------------------------------------------------------------
 
     def _transfer_us(self, value: Value) -> float:
-        """What it takes to write a byte, if it is not written yet, and to read it; about half is hidden behind ops."""
-        assert self._speed is not None
+        """What it takes to write a byte, if it is not written yet, and to read it, as far as ops do not hide it."""
+        assert self._pace is not None
         if seat_of(value).ticket is not None:
-            return 0.5e6 / self._speed.in_bytes_per_s
-        if self._store_fails:
-            return float("inf")
-        return 0.5e6 / self._speed.out_bytes_per_s + 0.5e6 / self._speed.in_bytes_per_s
+            return self._pace.in_us
+        return self._pace.out_us + self._pace.in_us if not self._store_fails else float("inf")
+
+    @contextlib.contextmanager
+    def _waiting_for_store(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        assert self._pace is not None
+        self._pace.waited_seconds += time.perf_counter() - start
 
     def _look_at_store(self) -> None:
         """Whether a write has failed since this room opened; the next scope tries again."""
-        if self.store is not None and not self._store_fails:
-            self._store_fails = self.store.stats().fallbacks > self._fallbacks
+        if self.store is not None and self._pace is not None:
+            stats = self.store.stats()
+            self._store_fails = stats.fallbacks > self._fallbacks
+            self._pace.moved(stats)
 
     def _write(self, value: Value) -> None:
         """Have a value written. It stays in memory until it is let go."""
         assert self.store is not None
         assert value.tensor is not None
         seat = seat_of(value)
-        seat.ticket = self.store.put(_flat(value.tensor), str(value.origin))
+        with self._waiting_for_store():
+            seat.ticket = self.store.put(_flat(value.tensor), str(value.origin))
         seat.store = self.store
         self.counts["written bytes"] += value.nbytes
 
@@ -391,8 +405,21 @@ class Room:
             spare -= seat.store.bytes_to_fetch(seat.ticket)
             if spare < 0:
                 return
-            waiting.pop()
+            self.pool.ahead.append(waiting.pop()[1])
             seat.store.prefetch(seat.ticket)
+
+    def _give_back_ahead(self, nbytes: int) -> None:
+        """Let go of what was read ahead, what will be asked for last first, as far as its memory is needed."""
+        ahead = self.pool.ahead
+        while ahead and self._free() < nbytes:
+            ref = ahead.pop()
+            value = ref()
+            seat = value.seat if value is not None and value.tensor is None else None
+            if value is None or seat is None or seat.ticket is None or seat.store is None:
+                continue
+            if seat.store.bytes_to_fetch(seat.ticket) == 0:
+                seat.store.fetch(seat.ticket)  # the result is not kept; what is on the disk stays there
+                bisect.insort(self._waiting, (_asked_at(value), ref), key=operator.itemgetter(0))
 
     # -- codecs ---------------------------------------------------------------------------------------
 
@@ -481,16 +508,16 @@ def _workspace(nbytes: int) -> int:
     return min(4 * nbytes, 16 * PIECE)
 
 
-_speeds: weakref.WeakKeyDictionary[Store, Speed] = weakref.WeakKeyDictionary()
+_paces: weakref.WeakKeyDictionary[Store, Pace] = weakref.WeakKeyDictionary()
 
 
-def _speed_of(store: Store) -> Speed | None:
+def _pace_of(store: Store) -> Pace | None:
     """How fast a store is, measured once; None while it cannot be written."""
-    speed = _speeds.get(store)
-    if speed is None:
+    pace = _paces.get(store)
+    if pace is None:
         try:
-            speed = _speeds[store] = measure_store(store, nbytes=8 * 2**20)
+            pace = _paces[store] = Pace(measure_store(store, nbytes=8 * 2**20))
         except StoreError:
             if store.closed:
                 raise
-    return speed
+    return pace

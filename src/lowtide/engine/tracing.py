@@ -251,8 +251,6 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         cost_us: float,
     ) -> Recipe | None:
         number = self.tape.ops
-        if self.verifier is not None:
-            self.room.clear(2 * sum(f[2].nbytes() for f in fresh), "a replay that is to be compared")
         recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
         made: list[tuple[Value, Tensor]] = []
         written: list[tuple[Written, Value]] = []

@@ -32,7 +32,17 @@ class Verifier:
     def before_write(self, writes: Sequence[Written]) -> None:
         """Copy what an op is about to overwrite, to be able to run it again on that."""
         for w in writes:
+            self._make_room(w.storage.nbytes())
             w.before = copy_of_storage(w.tensor)
+            self._count(w.before)
+
+    def _make_room(self, nbytes: int) -> None:
+        if self._tape.room is not None:
+            self._tape.room.clear(nbytes, "an op that is replayed to be compared")
+
+    def _count(self, *made: Any) -> None:
+        if self._tape.room is not None:
+            self._tape.room.ledger.see_all(made)
 
     def check(
         self,
@@ -45,30 +55,24 @@ class Verifier:
         """Replay a recipe that was just noted; pin what it made unless that is the same to the bit."""
         if recipe.origin.facts.blank:
             return  # nobody may rely on what is in there
+        outs = out if isinstance(out, (tuple, list)) else (out,)
+        self._count(*outs)
+        scratch = sum(w.target.nbytes for w in recipe.writes if isinstance(w.target, Scratch))
+        self._make_room(scratch + sum(outs[i].untyped_storage().nbytes() for i, _ in recipe.made))
         private: dict[int, Tensor] = {}
         overwritten = {storage_key(w.storage): w.before for w in writes if w.before is not None}
 
-        def build(noted: Any, live: Any) -> Any:
-            if isinstance(noted, Ref):
-                key = storage_key(live.untyped_storage())
-                return noted.over(overwritten.get(key, live))
-            if isinstance(noted, Scratch):
-                base = torch.zeros(noted.nbytes, dtype=torch.uint8, device=noted.device)
-                private[id(noted)] = base
-                return view_of(base, noted.dtype, noted.size, noted.stride, noted.offset)
-            if isinstance(noted, list):
-                return [build(n, a) for n, a in zip(noted, live, strict=True)]
-            return noted
-
-        again_args = [build(n, a) for n, a in zip(recipe.args, args, strict=True)]
-        again_kwargs = {name: build(n, kwargs[name]) for name, n in (recipe.kwargs or {}).items()}
+        again_args = [_build(n, a, private, overwritten) for n, a in zip(recipe.args, args, strict=True)]
+        again_kwargs = {
+            name: _build(n, kwargs[name], private, overwritten) for name, n in (recipe.kwargs or {}).items()
+        }
         if recipe.draw is None:
             again = recipe.origin.facts.call(*again_args, **again_kwargs)
         else:
             with randomness.replaying(recipe.draw):
                 again = recipe.origin.facts.call(*again_args, **again_kwargs)
 
-        outs, agains = (x if isinstance(x, (tuple, list)) else (x,) for x in (out, again))
+        agains = again if isinstance(again, (tuple, list)) else (again,)
         made = [(ref(), _same(outs[i], agains[i])) for i, ref in recipe.made]
         for write in recipe.writes:
             value = write.made() if write.made is not None else None
@@ -100,6 +104,19 @@ class Verifier:
         assert value.origin is not None
         self._tape.pin(value.origin, "its memory was written by something that the recorder does not see")
         return True
+
+
+# Not a function inside `check`: one that calls itself would be a cycle, and hold the copies until it is collected.
+def _build(noted: Any, live: Any, private: dict[int, Tensor], overwritten: dict[int, Tensor]) -> Any:
+    """An argument for the replay: the live one, what was there before it was overwritten, or scratch memory."""
+    if isinstance(noted, Ref):
+        return noted.over(overwritten.get(storage_key(live.untyped_storage()), live))
+    if isinstance(noted, Scratch):
+        base = private[id(noted)] = torch.zeros(noted.nbytes, dtype=torch.uint8, device=noted.device)
+        return view_of(base, noted.dtype, noted.size, noted.stride, noted.offset)
+    if isinstance(noted, list):
+        return [_build(n, a, private, overwritten) for n, a in zip(noted, live, strict=True)]
+    return noted
 
 
 def _live(value: Value, recipe: Recipe, outs: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

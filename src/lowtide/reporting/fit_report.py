@@ -16,6 +16,7 @@ class FitReport:
     plan: Plan | None
     """Of the last kind of step; None while there is none."""
     predicted_peak_bytes: int | None
+    """For the step that was measured: the plan's, and what came to be alive beside the step since it was made."""
     measured_peak_bytes: int | None
     """Of the last planned step that was measured: the first ones after planning, then one in a hundred."""
     steps: int

@@ -1,0 +1,76 @@
+"""A frontier: time against peak memory, with the bound and what simple schemes would do. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .._errors import MissingPackageError
+from .._units import format_bytes
+
+
+@dataclass(frozen=True)
+class Point:
+    """One plan or scheme."""
+
+    budget_bytes: int
+    peak_bytes: int
+    step_s: float
+    bound_step_s: float
+    """No exact schedule with this peak is faster."""
+    name: str
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """What less memory costs in time."""
+
+    points: tuple[Point, ...]
+    """Plans, from the smallest budget that works to everything kept."""
+    baselines: tuple[Point, ...]
+    plain_peak_bytes: int
+    plain_step_s: float
+
+    def __str__(self) -> str:
+        rows = [("peak", "of plain", "time", "bound", "")]
+        rows += [self._row(point) for point in self.points]
+        rows += [self._row(point) for point in self.baselines]
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        return "\n".join("  ".join([*(row[i].rjust(widths[i]) for i in range(4)), row[4]]).rstrip() for row in rows)
+
+    def _row(self, point: Point) -> tuple[str, str, str, str, str]:
+        return (
+            format_bytes(point.peak_bytes),
+            f"{100 * point.peak_bytes / max(1, self.plain_peak_bytes):.0f} %",
+            f"× {point.step_s / self.plain_step_s:.3f}",
+            f"× {point.bound_step_s / self.plain_step_s:.3f}",
+            point.name,
+        )
+
+    def to_json(self) -> str:
+        """All numbers."""
+        return json.dumps(asdict(self))
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """A matplotlib figure; written to `path` if one is given. Needs `pip install "lowtide[plots]"`."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingPackageError("matplotlib", "a plot of a frontier", extra="plots") from error
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        x = [point.peak_bytes / 2**20 for point in self.points]
+        axes.plot(x, [point.step_s / self.plain_step_s for point in self.points], "o-", ms=4, label="lowtide's plans")
+        axes.plot(
+            x, [point.bound_step_s / self.plain_step_s for point in self.points], ":", color="gray", label="lower bound"
+        )
+        for point, marker in zip(self.baselines, "sD^vP*X", strict=False):
+            axes.plot(point.peak_bytes / 2**20, point.step_s / self.plain_step_s, marker, ms=7, label=point.name)
+        axes.set(xlabel="peak of live bytes, MiB", ylabel="step time, plain = 1", title="What less memory costs")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure

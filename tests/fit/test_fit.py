@@ -1,0 +1,311 @@
+"""fit: exact, within the budget, as predicted; and gone without a trace."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide import _fit
+from lowtide.engine.room import LEDGER
+from lowtide.engine.scope import current_recorder
+
+from ..engine import deep, zoo
+from ..engine.budgets import fixed_bytes
+from ..engine.steps import Step, assert_equal, run_step
+
+DROP_ONLY: dict[str, Any] = {"stores": None, "codecs": None}
+
+
+def fitted_steps(model: nn.Module, batch: Any, limit: int, steps: int = 4, **options: Any) -> list[Step]:
+    """Steps of a fitted model; `limit` is without what only the test holds, which counts as all tensors do."""
+    lowtide.fit(model, budget=limit, **{**DROP_ONLY, **options})
+    state = _fit._fitted[model]
+    begin = state.before_forward
+    fixed = fixed_bytes(model, batch)
+
+    def before_forward(*args: Any) -> None:
+        gc.collect()
+        LEDGER.see_everything()
+        state.limit_bytes = limit + LEDGER.live_bytes - fixed
+        begin(*args)
+
+    state.before_forward = before_forward  # type: ignore[method-assign]
+    return [run_step(model, batch) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("share", [0.6, 0.4])
+@pytest.mark.parametrize("name", sorted(deep.DEEP))
+def test_held_predicted_and_exact(name: str, share: float) -> None:
+    model, batch = deep.build(name)
+    plain = run_step(model, batch)
+    limit = int(share * plain.peak_bytes)
+    steps = fitted_steps(model, batch, limit)
+    for step in steps:
+        assert_equal(plain, step)
+        assert step.peak_bytes <= limit
+    report = lowtide.report(model)
+    assert report.online_steps == 1
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes is not None
+    assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.03 * report.measured_peak_bytes
+    assert report.plan is not None
+    assert len(report.plan.recomputed) > 0
+    lowtide.unfit(model)
+
+
+@pytest.mark.parametrize("name", sorted(zoo.ZOO))
+def test_every_architecture_is_exact(name: str) -> None:
+    model, batch = zoo.build(name)
+    plain = run_step(model, batch)
+    fixed = fixed_bytes(model, batch)
+    limit = fixed + int(0.8 * (plain.peak_bytes - fixed))
+    for step in fitted_steps(model, batch, limit, steps=3):
+        assert_equal(plain, step)
+        assert step.peak_bytes <= limit
+    lowtide.unfit(model)
+
+
+def stack(depth: int = 10, width: int = 64) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(depth) for m in (nn.Linear(width, width), nn.Tanh())))
+
+
+class Loop:
+    """A plain training loop, with a loss outside the model."""
+
+    def __init__(self, fitted: bool, **options: Any) -> None:
+        self.model = stack()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        torch.manual_seed(7)
+        self.data = [(torch.randn(rows, 64), torch.randn(rows, 64)) for rows in (512, 512, 256, 512, 256, 512)]
+        self.losses: list[float] = []
+        if fitted:
+            lowtide.fit(self.model, optimizer=self.optimizer, **{"budget": "1 GiB", **DROP_ONLY, **options})
+
+    def run(self, accumulate: int = 1) -> list[float]:
+        for k, (x, y) in enumerate(self.data):
+            loss = nn.functional.mse_loss(self.model(x), y) / accumulate
+            loss.backward()
+            self.losses.append(loss.item())
+            if (k + 1) % accumulate == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        return self.losses
+
+
+def tight(model: nn.Module, rows: int = 512) -> int:
+    """A budget for `stack` at which much has to be recomputed, above all that is alive now."""
+    LEDGER.see_everything()
+    parameters = sum(p.nbytes for p in model.parameters())
+    return LEDGER.live_bytes + 3 * parameters + 9 * rows * 64 * 4
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_training_goes_the_same_way(accumulate: int) -> None:
+    expected = Loop(False).run(accumulate)
+    ours = Loop(True)
+    lowtide.fit(ours.model, budget=tight(ours.model), optimizer=ours.optimizer, **DROP_ONLY)
+    assert ours.run(accumulate) == expected
+    report = lowtide.report(ours.model)
+    assert report.steps == len(expected)
+    assert report.kinds_of_steps >= 2
+    assert report.measured_peak_bytes is None or report.measured_peak_bytes <= report.budget_bytes
+    lowtide.unfit(ours.model)
+
+
+def test_a_loss_outside_the_model_belongs_to_the_step() -> None:
+    model = stack(4)
+    lowtide.fit(model, budget="1 GiB", **DROP_ONLY)
+    x = torch.randn(128, 64)
+    for _ in range(2):
+        (model(x).exp().square() * 2).mean().backward()
+    plan = lowtide.report(model).plan
+    assert plan is not None
+    assert "aten.exp.default" in plan.op_names
+    assert current_recorder() is None
+    lowtide.unfit(model)
+
+
+def test_what_was_open_before_us_may_be_closed_before_backward() -> None:
+    """Hooks of others around the call of the model: recording ends with it, and theirs work."""
+    model = stack(4)
+    x = torch.randn(64, 64)
+    expected = run_step(model, (x,))
+    lowtide.fit(model, budget="1 GiB", **DROP_ONLY)
+    packed = []
+    for _ in range(2):
+        model.zero_grad()
+        torch.manual_seed(3)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(1) or t, lambda t: t):
+            out = model(x)
+        loss = out.float().square().mean()
+        loss.backward()
+        assert torch.equal(loss.detach(), expected.loss)
+        assert all(torch.equal(p.grad, expected.grads[n]) for n, p in model.named_parameters() if p.grad is not None)
+    lowtide.unfit(model)
+
+
+def test_several_forwards_before_a_backward() -> None:
+    def losses(model: nn.Module) -> list[torch.Tensor]:
+        results = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            a, b = model(torch.randn(64, 64)), model(torch.randn(64, 64))
+            loss = (a - b).square().mean() + model(a).mean()
+            loss.backward()
+            results += [loss.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None]]
+            model.zero_grad()
+        return results
+
+    plain = losses(stack(5))
+    model = stack(5)
+    lowtide.fit(model, budget=tight(model, 64), **DROP_ONLY)
+    assert all(torch.equal(a, b) for a, b in zip(plain, losses(model), strict=True))
+    lowtide.unfit(model)
+
+
+def test_two_fitted_models_at_once() -> None:
+    def steps(fitted: bool) -> list[torch.Tensor]:
+        first, second = stack(4), stack(6)
+        if fitted:
+            lowtide.fit(first, budget="1 GiB", **DROP_ONLY)
+            lowtide.fit(second, budget="1 GiB", **DROP_ONLY)
+        results = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            x = torch.randn(32, 64)
+            loss = second(first(x)).square().mean()
+            loss.backward()
+            second(x).mean().backward()
+            results += [p.grad.clone() for m in (first, second) for p in m.parameters() if p.grad is not None]
+        if fitted:
+            lowtide.unfit(first)
+            lowtide.unfit(second)
+        return results
+
+    assert all(torch.equal(a, b) for a, b in zip(steps(False), steps(True), strict=True))
+
+
+class Branches(nn.Module):
+    """Control flow that depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = stack(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for k, layer in enumerate(self.layers):
+            x = layer(x)
+            if k == 5 and x.sum() > 0:
+                x = x.sin() * 2
+        return x
+
+
+def test_a_step_that_differs_from_its_plan_is_right() -> None:
+    model = Branches()
+    batches = [torch.randn(128, 64, generator=torch.Generator().manual_seed(s)) for s in range(8)]
+    expected = []
+    for x in batches:
+        model.zero_grad()
+        model(x).square().mean().backward()
+        expected.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    lowtide.fit(model, budget=tight(model, 128), **DROP_ONLY)
+    took = set()
+    for x, grads in zip(batches, expected, strict=True):
+        model.zero_grad()
+        out = model(x)
+        out.square().mean().backward()
+        took.add(lowtide.report().ops)
+        assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), grads, strict=True))
+    assert len(took) > 1, "the data never took the other branch"
+    lowtide.unfit(model)
+
+
+def test_eval_and_no_grad_cost_nothing() -> None:
+    model = stack(3)
+    lowtide.fit(model, budget="1 GiB")
+    x = torch.randn(4, 64)
+    with torch.no_grad():
+        model(x)
+    model.eval()
+    model(x)
+    assert lowtide.report(model).steps == 0
+    assert current_recorder() is None
+    lowtide.unfit(model)
+
+
+def test_a_forward_without_backward_is_thrown_away() -> None:
+    model = stack(3)
+    lowtide.fit(model, budget="1 GiB", **DROP_ONLY)
+    for _ in range(3):
+        model(torch.randn(4, 64))
+    model(torch.randn(4, 64)).sum().backward()
+    assert lowtide.report(model).steps == 1
+    assert current_recorder() is None
+    lowtide.unfit(model)
+
+
+def test_an_exception_in_forward_ends_the_step() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise OSError("as planned")
+
+    model = nn.Sequential(nn.Linear(4, 4), Fails())
+    lowtide.fit(model, budget="1 GiB")
+    with pytest.raises(OSError, match="as planned"):
+        model(torch.randn(2, 4))
+    assert current_recorder() is None
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    lowtide.unfit(model)
+
+
+def test_the_model_is_the_same_object_with_the_same_state() -> None:
+    model = stack(2)
+    keys, hooks = list(model.state_dict()), len(model._forward_hooks) + len(model._forward_pre_hooks)
+    attributes = set(vars(model))
+    assert lowtide.fit(model, budget="1 GiB") is model
+    assert list(model.state_dict()) == keys
+    assert set(vars(model)) == attributes
+    x = torch.randn(3, 64)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(other(x), model(x))
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    assert lowtide.unfit(model) is model
+    assert len(model._forward_hooks) + len(model._forward_pre_hooks) == hooks
+    with pytest.raises(lowtide.ArgumentError, match="not fitted"):
+        lowtide.report(model)
+
+
+def test_nothing_is_left_behind() -> None:
+    original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    model = stack(3)
+    lowtide.fit(model, budget="1 GiB")
+    model(torch.randn(4, 64)).sum().backward()
+    lowtide.unfit(model)
+    gc.collect()
+    lowtide.engine.watching.end_if_done()
+    assert torch.autograd._engine_run_backward is original  # type: ignore[attr-defined]
+    assert not _fit._steps
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: lowtide.fit(stack(1)), "how much memory"),
+        (lambda: lowtide.fit("model", budget="1 GiB"), "torch.nn.Module"),  # type: ignore[type-var]
+        (lambda: lowtide.fit(stack(1), budget=0.5), "unit"),  # type: ignore[arg-type]
+        (lambda: lowtide.report(stack(1)), "not fitted"),
+    ],
+)
+def test_wrong_calls_say_what_to_do(call: Any, message: str) -> None:
+    with pytest.raises(lowtide.ArgumentError, match=message):
+        call()

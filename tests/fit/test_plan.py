@@ -1,0 +1,101 @@
+"""plan and frontier: asked without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide._plan import profile
+from lowtide.engine.room import LEDGER
+from lowtide.planning import simulate
+
+from ..engine import deep
+from ..engine.steps import assert_equal, run_step
+
+
+def state(model: nn.Module) -> list[torch.Tensor]:
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    return [t.detach().clone() for t in [*model.parameters(), *model.buffers(), *grads, torch.get_rng_state()]]
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_nothing_changes(with_gradients: bool) -> None:
+    model, batch = deep.build("resnet")
+    if with_gradients:
+        model(**batch).loss.backward()
+    model.eval()
+    before = state(model)
+    lowtide.plan(model, batch, "1 GiB")
+    assert not model.training
+    assert all(torch.equal(a, b) for a, b in zip(before, state(model), strict=True))
+
+
+def test_a_plan_is_obeyed_from_the_first_step(tmp_path: Path) -> None:
+    model, batch = deep.build("gpt2")
+    plain = run_step(model, batch)
+    LEDGER.see_everything()
+    trace = profile(model, batch)
+    limit = int(0.6 * trace.peak_bytes)
+    plan = lowtide.plan(model, batch, limit)
+    assert plan.predicted_peak_bytes <= limit
+    plan.save(tmp_path / "plan.json")
+    again = type(plan).load(tmp_path / "plan.json")
+    assert again == plan
+    lowtide.fit(model, plan=again)
+    step = run_step(model, batch)
+    assert_equal(plain, step)
+    report = lowtide.report(model)
+    assert report.online_steps == 0
+    assert lowtide.report().replayed_ops == plan.replayed_ops
+    lowtide.unfit(model)
+
+
+def test_what_cannot_be_met_names_what_can() -> None:
+    model, batch = deep.build("llama")
+    with pytest.raises(lowtide.BudgetError, match="smallest that works") as caught:
+        lowtide.plan(model, batch, "300 KiB", deadline_s=5)
+    smallest = caught.value.smallest_bytes
+    assert smallest is not None
+    assert "What helps" in str(caught.value)
+    plan = lowtide.plan(model, batch, int(smallest * 1.01), deadline_s=5)
+    assert plan.predicted_peak_bytes <= smallest * 1.01
+
+
+@pytest.mark.parametrize("name", sorted(deep.DEEP))
+def test_the_trace_accounts_for_every_byte(name: str) -> None:
+    """Keeping everything, simulated from the trace, peaks where the step did."""
+    model, batch = deep.build(name)
+    trace = profile(model, batch)
+    simulated = simulate(trace, [True] * len(trace.ops)).peak_bytes
+    assert abs(simulated - trace.peak_bytes) <= 0.001 * trace.peak_bytes
+    assert trace.from_json(trace.to_json()) == trace
+
+
+def test_the_loss_must_be_a_scalar() -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(lowtide.ArgumentError, match="pass loss="):
+        lowtide.plan(model, torch.randn(2, 4), "1 GiB")
+    with pytest.raises(lowtide.ArgumentError, match="loss\\(output\\) gave"):
+        lowtide.plan(model, torch.randn(2, 4), "1 GiB", loss=lambda out: out)
+    assert lowtide.plan(model, (torch.randn(2, 4),), "1 GiB", loss=lambda out: out.sum()).replayed_ops == 0
+
+
+def test_a_frontier_falls_and_is_above_its_bound(tmp_path: Path) -> None:
+    model, batch = deep.build("gpt2")
+    found = lowtide.frontier(model, batch, points=4, deadline_s=3)
+    peaks = [p.peak_bytes for p in found.points]
+    times = [p.step_s for p in found.points]
+    assert peaks == sorted(peaks)
+    assert times == sorted(times, reverse=True)
+    assert all(p.step_s >= p.bound_step_s - 1e-9 for p in found.points)
+    assert found.points[-1].step_s == pytest.approx(found.plain_step_s)
+    assert {p.name for p in found.baselines} >= {"every block"}
+    assert "of plain" in str(found)
+    figure: Any = found.plot(tmp_path / "frontier.png")
+    assert (tmp_path / "frontier.png").stat().st_size > 5000
+    assert len(figure.axes) == 1
