@@ -114,9 +114,9 @@ def profile(
         recorder = TracingRecorder(policy, tape, Whereabouts(policy, tape), room, verify)
         with StepScope(recorder):
             value = _loss_of(_call(model, batch), loss)
-            value.backward()  # type: ignore[no-untyped-call]
-            room.profile.ended()
-            del value
+        value.backward()  # type: ignore[no-untyped-call]
+        room.profile.ended()
+        del value
         parameter = next(model.parameters(), None)
         trace = room.profile.trace(room.peak_bytes, parameter.device.type if parameter is not None else "cpu")
         return shift(trace, -spare_bytes)

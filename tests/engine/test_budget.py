@@ -290,7 +290,7 @@ def test_a_disk_helps_to_stay_within_the_budget(name: str) -> None:
 def test_what_backward_asks_for_last_is_evicted_first() -> None:
     """Equal layers cost the same, so that only the wait tells them apart: no value is made again twice."""
     model = stack(16)
-    batch = (torch.randn(512, 256),)
+    batch = (torch.randn(1024, 256),)
     plain = run_step(model, batch)
     ours, limit = step_within(model, batch, plain, 0.5, **DROP_ONLY)
     assert_equal(plain, ours)
@@ -298,15 +298,50 @@ def test_what_backward_asks_for_last_is_evicted_first() -> None:
     assert 0 < lowtide.report().replayed_ops <= lowtide.report().ops
 
 
-@pytest.mark.parametrize("heuristic", [eviction.Heuristic(wait="since used", unsaved_share=1.0),
-                                       eviction.Heuristic(neighbours=False), eviction.Heuristic(cost=False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "heuristic",
+    [
+        eviction.Heuristic(wait="since used", unsaved_share=1.0),
+        eviction.Heuristic(neighbours=False),
+        eviction.Heuristic(cost=False),
+    ],
+    ids=["h-DTR", "own cost", "least recently used"],
+)
 def test_any_heuristic_is_exact_and_within_the_budget(
     heuristic: eviction.Heuristic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eviction, "HEURISTIC", heuristic)
     model = stack()
-    batch = (torch.randn(512, 256),)
+    batch = (torch.randn(2048, 256),)
     plain = run_step(model, batch)
     ours, limit = step_within(model, batch, plain, 0.4, **DROP_ONLY)
     assert_equal(plain, ours)
     assert ours.peak_bytes <= limit
+
+
+def test_scopes_with_different_stores_evict_each_others_values() -> None:
+    """A value that is on one disk, or on its way there, is evicted by a room with another, and by one without."""
+    model = stack(8)
+    batches = [(torch.randn(512, 256),) for _ in range(3)]
+
+    def loss(m: nn.Module, scopes: list[Any]) -> torch.Tensor:
+        total = []
+        for one, scope in zip(batches, scopes, strict=True):
+            with scope:
+                total.append(m(*one).square().mean())
+        return torch.stack(total).sum()
+
+    plain = run_step(model, batches, loss=lambda m, b: loss(m, [contextlib.nullcontext()] * 3))
+    with DiskStore() as first, DiskStore() as second:
+        scopes = [
+            restless(1, stores=first, codecs=None),
+            restless(2, stores=second, codecs=None),
+            restless(3, **DROP_ONLY),
+        ]
+        assert_equal(plain, run_step(model, batches, loss=lambda m, b: loss(m, scopes)))
+    more = (plain.peak_bytes - fixed_bytes(model, batches)) // 2
+    with DiskStore() as first, DiskStore() as second:
+        scopes = [above(more, stores=first, codecs=None), above(more, stores=second, codecs=None)]
+        scopes.append(contextlib.nullcontext())
+        ours = run_step(model, batches, loss=lambda m, b: loss(m, scopes))
+        assert_equal(plain, ours)

@@ -1,4 +1,4 @@
-"""Faults beneath a budget, for real: a full disk, a damaged block, a killed process, exceptions, the end of a process."""
+"""Faults beneath a budget, for real: a full disk, a damaged block, exceptions, a process that ends or is killed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch import nn
 
 import lowtide
 from lowtide.engine import watching
+from lowtide.engine.eviction import Pace
 from lowtide.engine.room import Room
 from lowtide.engine.values import Value
 from lowtide.profiling.tiers import Speed
@@ -64,8 +65,8 @@ class trusting(above):  # noqa: N801
 
     def _room(self) -> Room:
         room = super()._room()
-        if room._speed is not None:
-            room._speed = Speed(1e15, 1e15)
+        if room._pace is not None:
+            room._pace = Pace(Speed(1e15, 1e15))
         return room
 
 
@@ -116,11 +117,9 @@ def test_what_cannot_be_written_and_not_be_made_again_stays_in_memory(small_disk
     """With room to spare, values that fell back are simply there when backward asks."""
     model, batch = stack(), rows()
     plain = run_step(model, batch)
-    with (
-        DiskStore(small_disk, threads=1) as store,
-        pytest.warns(lowtide.LowtideWarning, match="No space left") as told,
-    ):
-        ours = run_step(model, batch, offloading(0, 1.0, stores=store, codecs=None))
+    with DiskStore(small_disk, threads=1) as store:
+        with pytest.warns(lowtide.LowtideWarning, match="No space left") as told:
+            ours = run_step(model, batch, offloading(0, 1.0, stores=store, codecs=None))
         assert_equal(plain, ours)
         assert store.stats().fallbacks > 0
         assert lowtide.report().replayed_ops == 0
@@ -134,15 +133,16 @@ def test_a_disk_that_is_full_from_the_start_is_not_used(small_disk: Path) -> Non
     with DiskStore(small_disk) as store:
         (small_disk / "somebody else's").write_bytes(bytes(4 * MIB - 8192))
         with pytest.warns(lowtide.LowtideWarning, match="No space left") as told:
-            for _ in range(2):
-                ours, limit = within(0.4, plain, model, batch, stores=store)
-                assert_equal(plain, ours)
-                assert ours.peak_bytes <= limit
-                report = lowtide.report().budget
-                assert report is not None
-                assert report.values_offloaded == 0
-                assert report.values_dropped > 0
+            ours, limit = within(0.4, plain, model, batch, stores=store)
         assert len(told) == 1
+        again, _ = within(0.4, plain, model, batch, stores=store)  # and says nothing a second time
+        assert_equal(plain, ours)
+        assert_equal(plain, again)
+        assert max(ours.peak_bytes, again.peak_bytes) <= limit
+        report = lowtide.report().budget
+        assert report is not None
+        assert report.values_offloaded == 0
+        assert report.values_dropped > 0
 
 
 # -- a damaged block ------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ def test_a_loss_outside_the_model_belongs_to_the_step() -> None:
     lowtide.fit(model, budget="1 GiB", **DROP_ONLY)
     x = torch.randn(128, 64)
     for _ in range(2):
+        model.zero_grad()
         (model(x).exp().square() * 2).mean().backward()
     plan = lowtide.report(model).plan
     assert plan is not None
@@ -202,9 +203,10 @@ class Branches(nn.Module):
         self.layers = stack(6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flip = bool(x[0, 0] > 0)
         for k, layer in enumerate(self.layers):
             x = layer(x)
-            if k == 5 and x.sum() > 0:
+            if k == 5 and flip:
                 x = x.sin() * 2
         return x
 

@@ -96,7 +96,8 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         cost_us: float,
     ) -> Recipe | None:
         number = self.tape.ops
-        if self.differs_at is None and (number >= len(self._names) or self._names[number] != facts.name):
+        # What comes after all that was planned is kept, as it would be without a plan.
+        if self.differs_at is None and number < len(self._names) and self._names[number] != facts.name:
             self._leave_the_plan(number)
         recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
         if self.differs_at is None:

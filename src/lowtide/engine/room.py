@@ -70,7 +70,7 @@ class Room:
         self._next_early = 0
         self._began = POOL.clock
         self._waiting: list[tuple[int, weakref.ref[Value]]] = []  # away in the store; what is asked for first is last
-        self._leaving: list[weakref.ref[Ticket]] = []  # let go, and perhaps not yet written
+        self._leaving: list[tuple[weakref.ref[Ticket], Store]] = []  # let go, and perhaps not yet written
         self._fallen: list[weakref.ref[Value]] = []  # could not be written: still in memory, held by the store
 
     # -- ops ------------------------------------------------------------------------------------------
@@ -106,9 +106,9 @@ class Room:
         if kwargs:
             key.append(sizes._shapes(tuple(kwargs.items())))
         signature = tuple(key)
-        nbytes = sizes.bytes_to_be_made(signature, facts, args, kwargs)
+        nbytes, certain = sizes.bytes_to_be_made(signature, facts, args, kwargs)
         if nbytes:
-            self.clear(nbytes, facts.name, strictly)
+            self.clear(nbytes, facts.name, strictly and certain)  # a guess is no reason to stop
         return signature, nbytes, ledger.live_bytes
 
     def after(self, out: Any, noted: Any) -> None:
@@ -304,7 +304,7 @@ class Room:
                 if seat_of(value).ticket is not None:
                     continue
                 self._write(value)
-            elif way == self._compress:
+            elif way == self._compress and self._free() < self.limit_bytes // 4:  # not hidden: not before it is likely
                 way(value)
             goal -= value.nbytes
 
@@ -349,30 +349,29 @@ class Room:
 
     def _is_being_written(self, value: Value) -> bool:
         seat = value.seat
-        if seat is None or seat.ticket is None or seat.store is None:
+        if seat is None or seat.ticket is None or seat.store is None or seat.store.closed:
             return False
         return seat.store.is_resident(seat.ticket)
 
     def _offload(self, value: Value) -> None:
         seat = seat_of(value)
-        if seat.ticket is None:
+        if seat.ticket is None or seat.store is None or seat.store.closed:
             self._write(value)
         assert seat.ticket is not None
+        assert seat.store is not None
         self.counts["offloaded"] += 1
         bisect.insort(self._waiting, (_asked_at(value), weakref.ref(value)), key=operator.itemgetter(0))
-        self._leaving.append(weakref.ref(seat.ticket))
+        self._leaving.append((weakref.ref(seat.ticket), seat.store))
         value.let_go()
 
     def _leaving_bytes(self) -> int:
         """What was let go and is in memory only until it is written."""
-        if self.store is None:
-            return 0
         leaving = 0
         staying = []
-        for ref in self._leaving:
+        for ref, store in self._leaving:
             ticket = ref()
-            if ticket is not None and self.store.is_resident(ticket) and not ticket.fell_back:
-                staying.append(ref)
+            if ticket is not None and not store.closed and not ticket.fell_back and store.is_resident(ticket):
+                staying.append((ref, store))
                 leaving += ticket.nbytes
         self._leaving = staying
         return leaving

@@ -16,7 +16,7 @@ from .torch_private import storage_key, without_modes
 
 _MOST_SIGNATURES = 100_000  # shapes that never repeat must not grow the table for ever
 
-_known: dict[Any, int] = {}
+_known: dict[Any, tuple[int, bool]] = {}
 _META = torch.device("meta")
 _SETTINGS = frozenset(
     (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -29,20 +29,29 @@ def signature_of(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return (id(facts.func), key, _shapes(tuple(kwargs.items()))) if kwargs else (id(facts.func), key)
 
 
-def bytes_to_be_made(signature: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The bytes of new storages that this call will make."""
+def bytes_to_be_made(signature: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
+    """The bytes of new storages that this call will make, and whether that is certain."""
     known = _known.get(signature)
     if known is None:
-        known = _without_content(facts, args, kwargs)
-        learn(signature, known)
+        nbytes = _without_content(facts, args, kwargs)
+        # No kernel for shapes alone, or none without content: as much as went in is a fair guess.
+        guess = _bytes_of(args) + _bytes_of(list(kwargs.values()))
+        known = (guess, False) if nbytes is None else (nbytes, True)
+        _remember(signature, known)
     return known
 
 
 def learn(signature: Any, nbytes: int) -> None:
-    """Remember what a call made."""
+    """Remember what a call made, where it was not known before."""
+    known = _known.get(signature)
+    if known is None or not known[1] or nbytes > known[0]:
+        _remember(signature, (nbytes, False))
+
+
+def _remember(signature: Any, known: tuple[int, bool]) -> None:
     if len(_known) >= _MOST_SIGNATURES:
         _known.clear()
-    _known[signature] = nbytes
+    _known[signature] = known
 
 
 def _shapes(items: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
@@ -59,7 +68,7 @@ def _shapes(items: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
     return tuple(key)
 
 
-def _without_content(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _without_content(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     shadows: dict[int, torch.Tensor] = {}
     try:
         with without_modes(), torch.no_grad():
@@ -76,8 +85,7 @@ def _without_content(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, An
                         made[storage_key(storage)] = storage.nbytes()
             return sum(made.values())
     except Exception:
-        # No kernel for shapes alone, or none without content: as much as went in is a fair guess.
-        return _bytes_of(args) + _bytes_of(list(kwargs.values()))
+        return None
 
 
 def _shadow(item: Any, shadows: dict[int, torch.Tensor]) -> Any:

@@ -1,0 +1,286 @@
+"""What offloading to a disk costs, for a model whose activations are four times what may stay in memory.
+
+    python -m benchmarks.offload [--rounds N] [--width N] [--layers N] [--directory DIR] [--save]
+
+One torch thread; the disk store's own threads run beside it. All variants are run in turn, round by round, and minima
+are compared, because the machine may be shared. The peak is that of a step of its own, by a meter that is not part
+of the engine's bookkeeping. `--directory` should be where a training run would spill; the system's page cache takes
+what is written, so this is the cost to the program, not the speed of a bare disk. `--save` writes the picture and the
+numbers to benchmarks/results.
+
+The variants with a budget have the same one. They differ in the ways of evicting that they are allowed:
+  disk               lowtide.budget(stores=DiskStore(...)): values may be written, in the background, or dropped
+  disk, synchronous  the same, but every write is waited for and nothing is read ahead
+  recompute only     values may only be dropped
+  hooks              no budget: saved_tensors_hooks (as torch's save_on_cpu) write every saved activation to a
+                     file and read it back, in the caller's thread; parameters are left alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+import lowtide
+from benchmarks.disk_store import machine
+from benchmarks.online import fixed_bytes
+from benchmarks.overhead import ALLOCATOR
+from lowtide.profiling.meter import PeakMeter
+from lowtide.stores import DiskStore, Ticket
+from lowtide.stores._geometry import bytes_of
+
+RESULTS = Path(__file__).parent / "results"
+SHARE = 0.25
+WORDS = 512
+
+
+class Synchronous(DiskStore):
+    """A disk store without its point."""
+
+    def put(self, tensor: torch.Tensor, name: str = "") -> Ticket:
+        ticket = super().put(tensor, name)
+        self.flush()
+        return ticket
+
+    def prefetch(self, ticket: Ticket) -> None:
+        pass
+
+
+class FileHooks:
+    """Every saved activation in a file, by plain writes and reads."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with tempfile.TemporaryFile(dir=self._directory, buffering=0) as file:
+            descriptor = os.dup(file.fileno())
+        end = 0
+
+        def pack(tensor: torch.Tensor) -> Any:
+            nonlocal end
+            if tensor.is_leaf and tensor.requires_grad:
+                return tensor
+            tensor = tensor.detach().contiguous()
+            place, end = end, end + tensor.nbytes
+            if tensor.nbytes:
+                written = os.pwrite(descriptor, bytes_of(tensor).data, place)
+                assert written == tensor.nbytes
+            return place, tensor.shape, tensor.dtype
+
+        def unpack(saved: Any) -> torch.Tensor:
+            if isinstance(saved, torch.Tensor):
+                return saved
+            place, shape, dtype = saved
+            tensor = torch.empty(shape, dtype=dtype)
+            if tensor.nbytes:
+                assert os.preadv(descriptor, [bytes_of(tensor).data], place) == tensor.nbytes
+            return tensor
+
+        self.close = lambda: os.close(descriptor)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+
+
+Times = dict[str, float]
+
+
+def step(model: nn.Module, ids: torch.Tensor, scope: AbstractContextManager[Any]) -> tuple[Times, list[torch.Tensor]]:
+    """When forward and backward began and ended, and the gradients, whose memory is there all the time."""
+    model.zero_grad(set_to_none=False)
+    torch.manual_seed(3)
+    gc.collect()
+    started = time.perf_counter()
+    with scope:
+        loss = model(input_ids=ids, labels=ids).loss
+    turned = time.perf_counter()
+    loss.backward()
+    times = {"start": started, "turn": turned, "end": time.perf_counter()}
+    return times, [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def draw(times: Times, spans: list[Any], title: str, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    start = times["start"]
+    figure, axis = pyplot.subplots(figsize=(11, 3.2), layout="constrained")
+    lanes = {"compute": 3, "write": 2, "read": 1, "wait": 0}
+    colours = {"forward": "#0b6e99", "backward": "#4d9d79", "write": "#d9730d", "read": "#8a4fbf", "wait": "#c0392b"}
+    for name, begin, end in [("forward", start, times["turn"]), ("backward", times["turn"], times["end"])]:
+        axis.broken_barh([(begin - start, end - begin)], (3 - 0.35, 0.7), color=colours[name], alpha=0.9)
+        axis.text((begin + end) / 2 - start, 3, name, ha="center", va="center", color="white", fontsize=10)
+    for span in spans:
+        if start <= span.start_seconds <= times["end"]:
+            lane = "wait" if span.kind.startswith("wait") else span.kind
+            height = 0.7 if lane == "wait" else 0.5  # two threads: shades add up where both work
+            axis.broken_barh(
+                [(span.start_seconds - start, span.seconds)], (lanes[lane] - height / 2, height),
+                color=colours[lane], alpha=1.0 if lane == "wait" else 0.55, linewidth=0,
+            )  # fmt: skip
+    axis.set_yticks([3, 2, 1, 0], ["compute", "disk writes", "disk reads", "compute waits"])
+    axis.set_xlim(0, times["end"] - start)
+    axis.set_xlabel("seconds")
+    axis.set_title(title, fontsize=11, loc="left")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    axis.legend(
+        handles=[Patch(color=colours[k], alpha=0.6) for k in ("write", "read")] + [Patch(color=colours["wait"])],
+        labels=["written in the background", "read in the background", "compute stands still"],
+        ncols=3, frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1),
+    )  # fmt: skip
+    figure.savefig(path, dpi=110)
+
+
+def covered(spans: list[Any], start: float, end: float) -> float:
+    """The seconds in which at least one of these was under way."""
+    total, reached = 0.0, start
+    for span in sorted(spans, key=lambda s: s.start_seconds):
+        begin, stop = max(span.start_seconds, reached), min(span.end_seconds, end)
+        if stop > begin:
+            total += stop - begin
+            reached = stop
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--directory", default="")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/offload.{json,png}")
+    options = parser.parse_args()
+    if not ALLOCATOR.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.offload", *sys.argv[1:]], os.environ | ALLOCATOR)
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    directory = options.directory or tempfile.gettempdir()
+    config = transformers.GPT2Config(
+        n_layer=options.layers, n_embd=options.width, n_head=8, vocab_size=WORDS, n_positions=128,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config).train()
+    ids = torch.randint(5, WORDS, (options.batch, 128), generator=torch.Generator().manual_seed(1))
+    _, grads = step(model, ids, contextlib.nullcontext())
+    plain_grads = [g.clone() for g in grads]
+    fixed = fixed_bytes(model, [ids, *grads])
+    kept = fixed + sum(g.nbytes for g in plain_grads)  # what the benchmark compares with is there too
+
+    def peak(scope: AbstractContextManager[Any]) -> int:
+        gc.collect()
+        with PeakMeter([*model.parameters(), *model.buffers(), ids, *grads]) as meter:
+            step(model, ids, scope)
+        return meter.peak_bytes
+
+    plain_peak = peak(contextlib.nullcontext())
+    activations = plain_peak - fixed
+    limit = kept + int(SHARE * activations)
+    store = DiskStore(directory, record_timeline=True)
+    synchronous = Synchronous(directory)
+    hooks = FileHooks(directory)
+    scopes: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "plain": contextlib.nullcontext,
+        "disk": lambda: lowtide.budget(limit, stores=store, codecs=None),
+        "disk, synchronous": lambda: lowtide.budget(limit, stores=synchronous, codecs=None),
+        "recompute only": lambda: lowtide.budget(limit, stores=None, codecs=None),
+        "hooks": hooks,
+    }
+    mib = 2.0**20
+    print(machine(options.directory))
+    print(
+        f"GPT-2, {options.layers} layers, {options.width} wide, batch {options.batch} × 128: "
+        f"{activations / mib:.0f} MiB of activations, {activations * SHARE / mib:.0f} MiB of which may be resident; "
+        f"minima of {options.rounds} rounds"
+    )
+    rows: dict[str, dict[str, Any]] = {}
+    for name, scope in scopes.items():
+        rows[name] = {"activation_peak_bytes": peak(scope()) - fixed}
+        if name in ("disk", "disk, synchronous", "recompute only"):
+            report = lowtide.report()
+            assert report.budget is not None
+            rows[name] |= {
+                "replayed_ops": report.replayed_ops,
+                "written_bytes": report.budget.bytes_written,
+                "values_read_back": report.budget.values_fetched,
+            }
+        if name == "hooks":
+            hooks.close()
+    timeline: tuple[Times, list[Any]] | None = None
+    for k in range(options.rounds):
+        for name, scope in list(scopes.items())[:: 1 if k % 2 else -1]:
+            hits = store.stats()
+            times, got = step(model, ids, scope())
+            seconds = times["end"] - times["start"]
+            if name == "hooks":
+                hooks.close()
+            assert all(torch.equal(a, b) for a, b in zip(got, plain_grads, strict=True)), name
+            if name == "disk" and seconds < rows[name].get("seconds", float("inf")):
+                timeline = times, [s for s in store.timeline() if times["start"] <= s.start_seconds <= times["end"]]
+                now = store.stats()
+                fetched = lowtide.report().budget
+                assert fetched is not None
+                rows[name] |= {
+                    "prefetched": now.prefetch_hits - hits.prefetch_hits,
+                    "fetched": fetched.values_fetched,
+                }
+            rows[name]["seconds"] = min(seconds, rows[name].get("seconds", seconds))
+    print(f"{'':20}{'time':>10}{'activation peak, MiB':>22}{'written, MiB':>14}{'read back':>11}{'replayed ops':>14}")
+    for name, row in rows.items():
+        row["times"] = row["seconds"] / rows["plain"]["seconds"]
+        written = f"{row['written_bytes'] / mib:14.0f}" if "written_bytes" in row else f"{'':14}"
+        print(f"{name:20}{'× ' + format(row['times'], '.3f'):>10}{row['activation_peak_bytes'] / mib:22.1f}{written}"
+              f"{row.get('values_read_back', ''):>11}{row.get('replayed_ops', ''):>14}")  # fmt: skip
+    assert timeline is not None
+    times, spans = timeline
+    busy = [s for s in spans if not s.kind.startswith("wait")]
+    waits = [s for s in spans if s.kind.startswith("wait")]
+    disk_seconds = covered(busy, times["start"], times["end"])
+    waited = covered(waits, times["start"], times["end"])
+    print(
+        f"disk: of a step of {times['end'] - times['start']:.3f} s (plain {rows['plain']['seconds']:.3f} s) the disk "
+        f"was busy for {disk_seconds:.3f} s, and compute waited for it for {waited:.3f} s: "
+        f"{1 - waited / max(disk_seconds, 1e-9):.0%} hidden; {rows['disk']['prefetched']} of {rows['disk']['fetched']} "
+        "values read back had been read ahead"
+    )
+    store.close()
+    synchronous.close()
+    if options.save:
+        RESULTS.mkdir(exist_ok=True)
+        saved = {
+            "machine": machine(options.directory),
+            "model": {"layers": options.layers, "width": options.width, "tokens": ids.numel()},
+            "activation_bytes": activations,
+            "resident_bytes": int(SHARE * activations),
+            "rounds": options.rounds,
+            "variants": rows,
+            "disk_busy_seconds": disk_seconds,
+            "waited_seconds": waited,
+        }
+        (RESULTS / "offload.json").write_text(json.dumps(saved, indent=1) + "\n")
+        title = f"A step with {SHARE:.0%} of its activations in memory: × {rows['disk']['times']:.2f} of plain"
+        draw(times, spans, title, RESULTS / "offload.png")
+
+
+if __name__ == "__main__":
+    main()
