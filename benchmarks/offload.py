@@ -1,12 +1,13 @@
 """What offloading to a disk costs, for a model whose activations are four times what may stay in memory.
 
-    python -m benchmarks.offload [--rounds N] [--width N] [--layers N] [--directory DIR] [--save]
+    python -m benchmarks.offload [--rounds N] [--width N] [--layers N] [--directory DIR] [--mb-per-s N] [--save]
 
 One torch thread; the disk store's own threads run beside it. All variants are run in turn, round by round, and minima
 are compared, because the machine may be shared. The peak is that of a step of its own, by a meter that is not part
 of the engine's bookkeeping. `--directory` should be where a training run would spill; the system's page cache takes
-what is written, so this is the cost to the program, not the speed of a bare disk. `--save` writes the picture and the
-numbers to benchmarks/results.
+what is written, so this is the cost to the program, not the speed of a bare disk. `--mb-per-s` slows every write and
+every read of all variants down to that speed by sleeping, as a stand-in for a disk without a cache: no processor
+time is taken then, as with a real one. `--save` writes the picture and the numbers to benchmarks/results.
 
 The variants with a budget have the same one. They differ in the ways of evicting that they are allowed:
   disk               lowtide.budget(stores=DiskStore(...)): values may be written, in the background, or dropped
@@ -60,11 +61,32 @@ class Synchronous(DiskStore):
         pass
 
 
+class Throttle:
+    """Makes I/O take at least as long as a disk of this speed would; 0 is no limit."""
+
+    def __init__(self, mb_per_s: float) -> None:
+        self.mb_per_s = mb_per_s
+
+    def paced(self, work: Callable[[], Any], nbytes: int) -> Any:
+        start = time.perf_counter()
+        done = work()
+        if self.mb_per_s:
+            time.sleep(max(0.0, nbytes / (self.mb_per_s * 1e6) - (time.perf_counter() - start)))
+        return done
+
+    def slow_down(self, store: DiskStore) -> None:
+        file: Any = store._spooler.file
+        write, read = file.write, file.read
+        file.write = lambda data, **more: self.paced(lambda: write(data, **more), data.nbytes)
+        file.read = lambda written, into, entry: self.paced(lambda: read(written, into, entry), into.nbytes)
+
+
 class FileHooks:
     """Every saved activation in a file, by plain writes and reads."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, throttle: Throttle) -> None:
         self._directory = directory
+        self._throttle = throttle
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -79,7 +101,8 @@ class FileHooks:
             tensor = tensor.detach().contiguous()
             place, end = end, end + tensor.nbytes
             if tensor.nbytes:
-                written = os.pwrite(descriptor, bytes_of(tensor).data, place)
+                data = bytes_of(tensor).data
+                written = self._throttle.paced(lambda: os.pwrite(descriptor, data, place), tensor.nbytes)
                 assert written == tensor.nbytes
             return place, tensor.shape, tensor.dtype
 
@@ -89,7 +112,9 @@ class FileHooks:
             place, shape, dtype = saved
             tensor = torch.empty(shape, dtype=dtype)
             if tensor.nbytes:
-                assert os.preadv(descriptor, [bytes_of(tensor).data], place) == tensor.nbytes
+                data = bytes_of(tensor).data
+                read = self._throttle.paced(lambda: os.preadv(descriptor, [data], place), tensor.nbytes)
+                assert read == tensor.nbytes
             return tensor
 
         self.close = lambda: os.close(descriptor)
@@ -119,7 +144,6 @@ def draw(times: Times, spans: list[Any], title: str, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.patches import Patch
 
     start = times["start"]
     figure, axis = pyplot.subplots(figsize=(11, 3.2), layout="constrained")
@@ -136,17 +160,13 @@ def draw(times: Times, spans: list[Any], title: str, path: Path) -> None:
                 [(span.start_seconds - start, span.seconds)], (lanes[lane] - height / 2, height),
                 color=colours[lane], alpha=1.0 if lane == "wait" else 0.55, linewidth=0,
             )  # fmt: skip
-    axis.set_yticks([3, 2, 1, 0], ["compute", "disk writes", "disk reads", "compute waits"])
+    axis.set_yticks([3, 2, 1, 0], ["compute", "disk writes", "disk reads", "compute\nwaits for it"])
     axis.set_xlim(0, times["end"] - start)
+    axis.set_ylim(-0.5, 3.5)
     axis.set_xlabel("seconds")
     axis.set_title(title, fontsize=11, loc="left")
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(axis="y", length=0)
-    axis.legend(
-        handles=[Patch(color=colours[k], alpha=0.6) for k in ("write", "read")] + [Patch(color=colours["wait"])],
-        labels=["written in the background", "read in the background", "compute stands still"],
-        ncols=3, frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1),
-    )  # fmt: skip
     figure.savefig(path, dpi=110)
 
 
@@ -168,6 +188,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--directory", default="")
+    parser.add_argument("--mb-per-s", type=float, default=0.0, help="slow the disk down to this speed")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/offload.{json,png}")
     options = parser.parse_args()
     if not ALLOCATOR.items() <= os.environ.items():
@@ -196,9 +217,13 @@ def main() -> None:
     plain_peak = peak(contextlib.nullcontext())
     activations = plain_peak - fixed
     limit = kept + int(SHARE * activations)
-    store = DiskStore(directory, record_timeline=True)
-    synchronous = Synchronous(directory)
-    hooks = FileHooks(directory)
+    throttle = Throttle(options.mb_per_s)
+    threads = 1 if options.mb_per_s else 2  # each thread would have a disk of its own
+    store = DiskStore(directory, threads=threads, record_timeline=True)
+    synchronous = Synchronous(directory, threads=threads)
+    throttle.slow_down(store)
+    throttle.slow_down(synchronous)
+    hooks = FileHooks(directory, throttle)
     scopes: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "plain": contextlib.nullcontext,
         "disk": lambda: lowtide.budget(limit, stores=store, codecs=None),
@@ -207,7 +232,7 @@ def main() -> None:
         "hooks": hooks,
     }
     mib = 2.0**20
-    print(machine(options.directory))
+    print(machine(options.directory) + (f", slowed to {options.mb_per_s:g} MB/s" if options.mb_per_s else ""))
     print(
         f"GPT-2, {options.layers} layers, {options.width} wide, batch {options.batch} × 128: "
         f"{activations / mib:.0f} MiB of activations, {activations * SHARE / mib:.0f} MiB of which may be resident; "
@@ -269,6 +294,7 @@ def main() -> None:
         RESULTS.mkdir(exist_ok=True)
         saved = {
             "machine": machine(options.directory),
+            "mb_per_s": options.mb_per_s or None,
             "model": {"layers": options.layers, "width": options.width, "tokens": ids.numel()},
             "activation_bytes": activations,
             "resident_bytes": int(SHARE * activations),
@@ -277,9 +303,12 @@ def main() -> None:
             "disk_busy_seconds": disk_seconds,
             "waited_seconds": waited,
         }
-        (RESULTS / "offload.json").write_text(json.dumps(saved, indent=1) + "\n")
+        name = "offload-slow-disk" if options.mb_per_s else "offload"
+        (RESULTS / f"{name}.json").write_text(json.dumps(saved, indent=1) + "\n")
         title = f"A step with {SHARE:.0%} of its activations in memory: × {rows['disk']['times']:.2f} of plain"
-        draw(times, spans, title, RESULTS / "offload.png")
+        if options.mb_per_s:
+            title += f", on a disk of {options.mb_per_s:g} MB/s"
+        draw(times, spans, title, RESULTS / f"{name}.png")
 
 
 if __name__ == "__main__":

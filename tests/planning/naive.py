@@ -155,6 +155,8 @@ class Naive:
                 self.resident.discard(write.old)
             if write.new not in new:
                 scratch.append(write.old)
+        in_place = [write.new for write in record.writes]
+        scratch += [o for o in record.outputs if o not in new and o not in in_place]
         self.resident |= new
         self.peak = max(self.peak, self.live() + self.size(scratch))
         if op not in self.again:

@@ -6,10 +6,10 @@ again with it. Neighbourhoods are kept as clusters in a union-find, an approxima
 walked: a cluster only forgets the cost of a member that is made again. Candidates are a bounded random sample
 of the pool, so that an eviction costs the same however many values there are.
 
-Two changes to h-DTR, each measured by `benchmarks/online.py`. In place of staleness stands the wait until backward
+Two changes to h-DTR (`benchmarks/online.py --variants` compares). In place of staleness stands the wait until backward
 asks for the value, as far as it can be known: backward asks in the reverse order of saving, so that the wait is the
 distance from where backward is (in forward: from now) down to where the value was saved. And a value that autograd
-did not save is wanted only by other values, and counts for a part of its cost.
+did not save, or has asked for as often as it will, is wanted only by other values, and goes first.
 """
 
 from __future__ import annotations

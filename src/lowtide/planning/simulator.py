@@ -274,6 +274,9 @@ class _Backward:
                 self._live -= problem.nbytes[write.old]
             if write.new not in made:
                 scratch += problem.nbytes[write.old]
+        written = {write.new for write in problem.writes[op]}
+        # The op makes all its results, also those that nobody wants (any more): they go as soon as it has run.
+        scratch += sum(problem.nbytes[v] for v in problem.outputs[op] if v not in made and v not in written)
         for v in made:
             resident[v] = True
             self._live += problem.nbytes[v]
