@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from .engine.scope import (
         saving as saving,
     )
+    from .planning import (
+        Plan as Plan,
+    )
     from .policies import (
         Decision as Decision,
         EveryN as EveryN,
@@ -81,6 +84,7 @@ _HOMES = {
     "fit": "_fit",
     "frontier": "_plan",
     "plan": "_plan",
+    "Plan": "planning",
     "report": "_fit",
     "unfit": "_fit",
     "saving": "engine.scope",

@@ -16,7 +16,6 @@ needs are replayed. User code never runs twice. The rules, cited by number where
 10. Verified recipes: an op that does not reproduce bit for bit is pinned and named.          (verification)
 11. Changed sources are an error, never a wrong gradient.                                     (values)
 12. Collectives, and anything with an outside effect, are never replayed.                     (effects)
-13. A step that differs from its plan is still right. Rules decide op by op as the step goes, so they have
-    nothing to differ from; an op index beyond every range of `Segments` is simply kept.
+13. A step that differs from its plan is still right: the rest is recorded under the online budget.  (planned)
 14. Foreign tensors (wrapper subclasses, sparse, nested) pass through, kept and counted.      (recorder)
 """
