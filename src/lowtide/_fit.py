@@ -217,7 +217,7 @@ class _Fitted:
             hook.remove()
         for step in [s for s in _steps if s.state is self]:
             step.end_forward()
-            _steps.remove(step)
+            _forget(step)
 
     # -- a step ---------------------------------------------------------------------------------------
 
@@ -226,9 +226,9 @@ class _Fitted:
         if not (model.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return
         for step in [s for s in _steps if s.state is self and s.thread == threading.get_ident()]:
-            if step.scope is not None and not step.recorder.tape.has_handles():
-                step.end_forward()  # what it recorded was thrown away
-                _steps.remove(step)
+            if not step.recorder.tape.has_handles():  # what it recorded was thrown away
+                step.end_forward()
+                _forget(step)
         if scope.current_recorder() is not None:
             return
         kind = self._kind_of(model, args, kwargs)
@@ -245,7 +245,7 @@ class _Fitted:
             if failed or not step.may_stay_open:
                 step.end_forward()
             if failed:
-                _steps.remove(step)
+                _forget(step)
 
     def after_backward(self, step: _Step) -> None:
         """A backward pass through a step has ended."""
@@ -398,6 +398,14 @@ def _state_of(model: nn.Module) -> _Fitted:
     return state
 
 
+def _forget(step: _Step) -> bool:
+    """Take a step off the list; whether it was on it."""
+    if step not in _steps:
+        return False
+    _steps.remove(step)
+    return True
+
+
 def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
         mine = [s for s in _steps if s.thread == threading.get_ident()]
@@ -408,11 +416,15 @@ def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         gauge = next((g for s in through if (g := getattr(s.recorder, "gauge", None)) is not None), None)
         unplanned = any(getattr(s.recorder, "differs_at", 0) is not None for s in through)
         measured = gauge is not None and not unplanned and not makes_graph((roots, *args))
-        with Watch(gauge) if measured and gauge is not None else contextlib.nullcontext():
-            out = original(roots, *args, **kwargs)
+        try:
+            with Watch(gauge) if measured and gauge is not None else contextlib.nullcontext():
+                out = original(roots, *args, **kwargs)
+        except BaseException:
+            for step in through:  # what is left of it is of no use
+                _forget(step)
+            raise
         for step in through:
-            if step in _steps:
-                _steps.remove(step)
+            if _forget(step):
                 step.state.after_backward(step)
         return out
 

@@ -269,6 +269,42 @@ def test_an_exception_in_forward_ends_the_step() -> None:
     lowtide.unfit(model)
 
 
+def test_an_exception_in_backward_ends_the_step() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            raise OSError("as planned")
+
+    model = stack(3)
+    x = torch.randn(8, 64)
+    expected = run_step(model, (x,))
+    lowtide.fit(model, budget="1 GiB", **DROP_ONLY)
+    for _ in range(3):
+        with pytest.raises(OSError, match="as planned"):
+            Fails.apply(model(x)).sum().backward()
+        assert not _fit._steps
+        assert current_recorder() is None
+    for _ in range(3):
+        assert_equal(expected, run_step(model, (x,)))
+    lowtide.unfit(model)
+
+
+def test_steps_without_a_backward_do_not_pile_up() -> None:
+    model = stack(3)
+    lowtide.fit(model, budget="1 GiB", **DROP_ONLY)
+    for _ in range(5):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # so recording ends with the call
+            model(torch.randn(4, 64))
+        gc.collect()
+    assert len(_fit._steps) == 1
+    lowtide.unfit(model)
+    assert not _fit._steps
+
+
 def test_the_model_is_the_same_object_with_the_same_state() -> None:
     model = stack(2)
     keys, hooks = list(model.state_dict()), len(model._forward_hooks) + len(model._forward_pre_hooks)

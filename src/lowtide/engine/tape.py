@@ -50,7 +50,7 @@ class Tape:
 
     def has_handles(self) -> bool:
         """Whether autograd still holds anything of this scope."""
-        return self.first_handle is None or self.first_handle() is not None
+        return self.first_handle is not None and self.first_handle() is not None
 
     def saw_root(self, root: torch.nn.Module) -> None:
         """Remember a model, to be able to call its parameters by name in an error."""
