@@ -64,8 +64,8 @@ IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, 
 Made = tuple[nn.Module, dict[str, torch.Tensor]]
 
 
-def text(model: nn.Module, batch: int, length: int) -> Made:
-    ids = torch.randint(5, WORDS, (batch, length), generator=torch.Generator().manual_seed(1))
+def text(model: nn.Module, batch: int, length: int, words: int = WORDS) -> Made:
+    ids = torch.randint(5, words, (batch, length), generator=torch.Generator().manual_seed(1))
     return model, {"input_ids": ids, "labels": ids}
 
 
@@ -91,8 +91,8 @@ class Segmenter(UNet):
 
 
 def unet() -> Made:
-    pixels = torch.randn(8, 3, 96, 96, generator=torch.Generator().manual_seed(3))
-    labels = torch.randint(0, 4, (8, 96, 96), generator=torch.Generator().manual_seed(4))
+    pixels = torch.randn(14, 3, 96, 96, generator=torch.Generator().manual_seed(3))
+    labels = torch.randint(0, 4, (14, 96, 96), generator=torch.Generator().manual_seed(4))
     return Segmenter(), {"pixel_values": pixels, "labels": labels}
 
 
@@ -152,7 +152,7 @@ MODELS: dict[str, tuple[str, Callable[[], Made]]] = {
         ),
     ),
     "resnet50": (
-        "ResNet-50 at half width, batch 8 × 128²",
+        "ResNet-50 at half width, batch 12 × 128²",
         lambda: image(
             transformers.ResNetForImageClassification(
                 transformers.ResNetConfig(
@@ -160,19 +160,20 @@ MODELS: dict[str, tuple[str, Callable[[], Made]]] = {
                 )
             ),
             128,
-            8,
+            12,
         ),
     ),
-    "unet": ("U-Net, 16 to 128 wide, batch 8 × 96²", unet),
+    "unet": ("U-Net, 16 to 128 wide, batch 14 × 96²", unet),
 }
 TINY = (
-    "GPT-2, 2 × 64, batch 4 × 32",
+    "GPT-2, 4 × 64, batch 8 × 32",
     lambda: text(
         transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=WORDS, n_positions=32, **IDS)
+            transformers.GPT2Config(n_layer=4, n_embd=64, n_head=2, vocab_size=128, n_positions=32, **IDS)
         ),
-        4,
+        8,
         32,
+        128,
     ),
 )
 

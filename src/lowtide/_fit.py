@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
@@ -25,6 +27,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ._errors import ArgumentError, BudgetError, LowtideWarning
+from ._shelf import PlanShelf, key_of
 from ._units import format_bytes, parse_bytes
 from .codecs import Chooser, resolve
 from .engine import scope, watching
@@ -77,14 +80,16 @@ def fit(
     stores: str | Store | Sequence[str | Store] | None = ("device",),
     codecs: str | Sequence[str] | None = "exact",
     plan: Plan | None = None,
+    cache: str | os.PathLike[str] | None = None,
     verify: bool = True,
 ) -> M:
     """Have `model` train within `budget` bytes from now on; the same object, nothing else in the script changes.
 
     The budget counts all live tensors of the process: parameters, gradients, the optimizer's state, data,
     activations, temporaries. With `plan` (from `lowtide.plan`) the first step follows it without profiling, and
-    `budget` is the plan's unless given. `verify` replays each op once in the profiled step and pins those that do
-    not reproduce. `stores` and `codecs` serve steps that have no plan yet (see `lowtide.budget`). Gradients are
+    `budget` is the plan's unless given. `cache` is a directory in which plans are kept for the next run of the same
+    model, shapes and budget, which then starts with them. `verify` replays each op once in the profiled step and
+    pins those that do not reproduce. `stores` and `codecs` serve steps that have no plan yet (see `lowtide.budget`). Gradients are
     bit-equal to those without lowtide.
 
     >>> import torch, lowtide
@@ -105,7 +110,8 @@ def fit(
     limit = parse_bytes(budget) if budget is not None else plan.budget_bytes if plan is not None else 0
     allowed = resolve(codecs)
     chooser = Chooser(allowed) if allowed else None
-    _fitted[model] = _Fitted(model, limit, optimizer, resolve_store(stores), chooser, plan, verify)
+    shelf = PlanShelf(Path(cache)) if cache is not None else None
+    _fitted[model] = _Fitted(model, limit, optimizer, resolve_store(stores), chooser, plan, shelf, verify)
     if not _undo:
         _undo.append(wrap_backward(_around_backward, outermost=True))
     return model
@@ -134,6 +140,7 @@ class _Kind:
     obeyed: int = 0
     left: int = 0
     online: bool = False
+    key: str = ""  # in the cache
 
 
 class _Step:
@@ -189,8 +196,10 @@ class _Fitted:
         store: Store | None,
         chooser: Chooser | None,
         plan: Plan | None,
+        shelf: PlanShelf | None,
         verify: bool,
     ) -> None:
+        self._shelf = shelf
         self._model = weakref.ref(model)
         self.limit_bytes = limit_bytes
         self.optimizer = optimizer
@@ -324,6 +333,8 @@ class _Fitted:
             return None
         finally:
             self.planning_s += time.perf_counter() - started
+        if self._shelf is not None:
+            self._shelf.put(kind.key, kind.plan)
         kind.planned_for = outside
         kind.grown_bytes = 0
         kind.obeyed = 0
@@ -337,6 +348,9 @@ class _Fitted:
         kind = self.kinds.get(signature)
         if kind is None:
             kind = self.kinds[signature] = _Kind(plan=self._given_plan)
+            if self._shelf is not None:
+                kind.key = key_of(model, (signature, self.limit_bytes))
+                kind.plan = kind.plan or self._shelf.get(kind.key)
             while len(self.kinds) > _MOST_KINDS:
                 self.kinds.popitem(last=False)
         self.kinds.move_to_end(signature)

@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,6 +230,35 @@ def test_a_step_that_differs_from_its_plan_is_right() -> None:
         assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), grads, strict=True))
     assert len(took) > 1, "the data never took the other branch"
     lowtide.unfit(model)
+
+
+def test_plans_are_kept_from_run_to_run(tmp_path: Path) -> None:
+    x = torch.randn(256, 64)
+    expected = run_step(stack(), (x,))
+
+    def train(steps: int, budget: int | None = None) -> tuple[lowtide.Plan | None, int]:
+        model = stack()
+        lowtide.fit(model, budget=budget or tight(model, 256), cache=tmp_path / "plans", **DROP_ONLY)
+        for _ in range(steps):
+            assert_equal(expected, run_step(model, (x,)))
+        report = lowtide.report(model)
+        budgets.append(report.budget_bytes)
+        lowtide.unfit(model)
+        return report.plan, report.online_steps
+
+    budgets: list[int] = []
+    made, online = train(2)
+    assert online == 1
+    (path,) = (tmp_path / "plans").iterdir()
+    assert path.stat().st_mode & 0o077 == 0
+    again, online = train(1, budgets[0])
+    assert online == 0
+    assert made is not None
+    assert again == made
+    path.write_text(path.read_text()[:100])
+    with pytest.warns(lowtide.LowtideWarning, match="passed over"):
+        _, online = train(1, budgets[0])
+    assert online == 1
 
 
 def test_eval_and_no_grad_cost_nothing() -> None:
