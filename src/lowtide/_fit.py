@@ -89,8 +89,8 @@ def fit(
     activations, temporaries. With `plan` (from `lowtide.plan`) the first step follows it without profiling, and
     `budget` is the plan's unless given. `cache` is a directory in which plans are kept for the next run of the same
     model, shapes and budget, which then starts with them. `verify` replays each op once in the profiled step and
-    pins those that do not reproduce. `stores` and `codecs` serve steps that have no plan yet (see `lowtide.budget`). Gradients are
-    bit-equal to those without lowtide.
+    pins those that do not reproduce. `stores` and `codecs` serve steps that have no plan yet (see `lowtide.budget`).
+    Gradients are bit-equal to those without lowtide.
 
     >>> import torch, lowtide
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
