@@ -30,11 +30,11 @@ class Ledger:
     def __init__(self) -> None:
         self.peak_bytes = 0
         self._live = 0
-        self._rows: dict[int, _Row] = {}
+        self.rows: dict[int, _Row] = {}  # by the key of the storage
         # Storages die anywhere, also while the lock is held: their rows only queue what has to be subtracted.
         self._freed: deque[int] = deque()
         self._lock = threading.Lock()
-        rows, freed = self._rows, self._freed
+        rows, freed = self.rows, self._freed
 
         def gone(row: Any) -> None:
             if rows.pop(row.key, None) is not None:
@@ -58,7 +58,7 @@ class Ledger:
             return
         key = storage_key(storage)
         nbytes = storage.nbytes()
-        row = self._rows.get(key)
+        row = self.rows.get(key)
         if row is not None and row.nbytes == nbytes:
             return
         with self._lock:
@@ -66,7 +66,7 @@ class Ledger:
             if row is None:
                 row = _Row(storage, self._gone)
                 row.key, row.nbytes = key, 0
-                self._rows[key] = row
+                self.rows[key] = row
             self._live += nbytes - row.nbytes  # new, or resized since
             row.nbytes = nbytes
             if self._live > self.peak_bytes:

@@ -80,9 +80,9 @@ class Room:
         if facts.rebinds:
             return None
         self.pool.clock += 1
-        # Written out flat, because it is done for every op: `ledger.see` for what is new, and `sizes.signature_of`.
+        # Written out flat, because it is done for every op: `ledger.see` for what is new, and the key for `sizes`.
         ledger = self.ledger
-        rows = ledger._rows
+        rows = ledger.rows
         key: list[Any] = [id(facts.func)]
         for a in args:
             kind = type(a)
@@ -102,9 +102,9 @@ class Room:
                 key.append(tuple(a))
             else:
                 ledger.see_all((a,))
-                key.append(sizes._shapes((a,)))
+                key.append(sizes.shapes_of((a,)))
         if kwargs:
-            key.append(sizes._shapes(tuple(kwargs.items())))
+            key.append(sizes.shapes_of(tuple(kwargs.items())))
         signature = tuple(key)
         nbytes, certain = sizes.bytes_to_be_made(signature, facts, args, kwargs)
         if nbytes:

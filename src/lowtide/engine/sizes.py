@@ -23,12 +23,6 @@ _SETTINGS = frozenset(
 )
 
 
-def signature_of(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the sizes of an op's results depend on."""
-    key = _shapes(args)
-    return (id(facts.func), key, _shapes(tuple(kwargs.items()))) if kwargs else (id(facts.func), key)
-
-
 def bytes_to_be_made(signature: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
     """The bytes of new storages that this call will make, and whether that is certain."""
     known = _known.get(signature)
@@ -54,14 +48,15 @@ def _remember(signature: Any, known: tuple[int, bool]) -> None:
     _known[signature] = known
 
 
-def _shapes(items: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
+def shapes_of(items: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
+    """Arguments as far as the sizes of results depend on them, to be looked up by; holds no memory."""
     key: list[Any] = []
     for item in items:
         if isinstance(item, torch.Tensor):
             key.append(item.shape)
             key.append(item.dtype)
         elif type(item) is list or type(item) is tuple:
-            key.append(_shapes(item))
+            key.append(shapes_of(item))
         else:
             # Not the thing itself where it is more than a setting: a key must hold no memory.
             key.append(item if type(item) in _SETTINGS else type(item))
