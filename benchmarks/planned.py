@@ -98,38 +98,38 @@ def unet() -> Made:
 
 MODELS: dict[str, tuple[str, Callable[[], Made]]] = {
     "gpt2": (
-        "GPT-2, 8 × 256, batch 8 × 128",
+        "GPT-2, 6 × 256, batch 8 × 128",
         lambda: text(
             transformers.GPT2LMHeadModel(
-                transformers.GPT2Config(n_layer=8, n_embd=256, n_head=4, vocab_size=WORDS, n_positions=128, **IDS)
+                transformers.GPT2Config(n_layer=6, n_embd=256, n_head=4, vocab_size=WORDS, n_positions=128, **IDS)
             ),
             8,
             128,
         ),
     ),
     "llama": (
-        "Llama, 8 × 256, batch 8 × 128",
+        "Llama, 6 × 256, batch 8 × 128",
         lambda: text(
             transformers.LlamaForCausalLM(
-                transformers.LlamaConfig(**width(256, 8), num_key_value_heads=2, vocab_size=WORDS, **IDS)
+                transformers.LlamaConfig(**width(256, 6), num_key_value_heads=2, vocab_size=WORDS, **IDS)
             ),
             8,
             128,
         ),
     ),
     "bert": (
-        "BERT, 8 × 256, batch 8 × 128",
-        lambda: text(transformers.BertForMaskedLM(transformers.BertConfig(**width(256, 8), vocab_size=WORDS)), 8, 128),
+        "BERT, 6 × 256, batch 8 × 128",
+        lambda: text(transformers.BertForMaskedLM(transformers.BertConfig(**width(256, 6), vocab_size=WORDS)), 8, 128),
     ),
     "t5": (
-        "T5, 4 + 4 × 256, batch 8 × 128",
+        "T5, 3 + 3 × 256, batch 8 × 128",
         lambda: text(
             transformers.T5ForConditionalGeneration(
                 transformers.T5Config(
                     d_model=256,
                     d_kv=64,
                     d_ff=1024,
-                    num_layers=4,
+                    num_layers=3,
                     num_heads=4,
                     vocab_size=WORDS,
                     decoder_start_token_id=0,
@@ -142,10 +142,10 @@ MODELS: dict[str, tuple[str, Callable[[], Made]]] = {
         ),
     ),
     "vit": (
-        "ViT, 8 × 256, batch 16 × 64² in 8² patches",
+        "ViT, 6 × 256, batch 16 × 64² in 8² patches",
         lambda: image(
             transformers.ViTForImageClassification(
-                transformers.ViTConfig(**width(256, 8), image_size=64, patch_size=8, num_labels=5)
+                transformers.ViTConfig(**width(256, 6), image_size=64, patch_size=8, num_labels=5)
             ),
             64,
             16,
@@ -234,6 +234,7 @@ class Row:
     predicted_bytes: int | None = None
     predicted_ratio: float | None = None
     bound_ratio: float | None = None
+    profiled_step_s: float | None = None  # what the plan takes for plain
     planning_s: float | None = None
     solve_s: float | None = None
     solver: str | None = None
@@ -289,8 +290,9 @@ def metered(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
 
 
 def timed(model: nn.Module, batch: dict[str, torch.Tensor], row: Row) -> None:
+    clear(model)
     for _ in range(TIMED_STEPS):
-        clear(model)
+        model.zero_grad(set_to_none=True)
         wall, cpu = time.perf_counter(), time.process_time()
         step(model, batch)
         row.cpu_s.append(time.process_time() - cpu)
@@ -354,6 +356,7 @@ class Measured:
             row.predicted_bytes = plan.predicted_peak_bytes
             row.predicted_ratio = plan.predicted_step_s / plan.plain_step_s
             row.bound_ratio = plan.bound_step_s / plan.plain_step_s
+            row.profiled_step_s = plan.plain_step_s
             lowtide.fit(self.model, plan=plan, budget=row.asked_bytes)
             row.peak_bytes = metered(self.model, self.batch)
             row.exact = gradients_hash(self.model) == self.reference
@@ -370,7 +373,7 @@ class Measured:
         lowtide.fit(self.model, plan=self.plans[name], budget=row.asked_bytes)
         try:
             for _ in range(2):  # these are measured by lowtide, which takes time
-                clear(self.model)
+                self.model.zero_grad(set_to_none=True)
                 step(self.model, self.batch)
             timed(self.model, self.batch, row)
             report = lowtide.report(self.model)
@@ -386,6 +389,11 @@ class Measured:
         """Of minima, to plain."""
         times = getattr(self.rows[name], clock)
         return min(times) / min(getattr(self.rows["plain"], clock)) if times else float("nan")
+
+    def rescaled(self, name: str, ratio: float | None) -> float:
+        """What the plan says of its profiled step, said of the plain step that was measured."""
+        seconds = ((ratio or 1) - 1) * (self.rows[name].profiled_step_s or 0)
+        return 1 + seconds / min(self.rows["plain"].cpu_s, default=float("nan"))
 
     def verdicts(self) -> list[tuple[str, bool, str]]:
         over = {name: 100 * (self.ratio(name) - 1) for name in self.rows}
@@ -446,23 +454,24 @@ class Measured:
             f"Plain: {min(plain.cpu_s, default=0):.2f} s a step, peak {plain.peak_bytes / MIB:.0f} MiB, of which "
             f"{self.base_bytes / MIB:.0f} are parameters, buffers and batch.",
             "",
-            "| | peak, % of plain | time, × plain | wall, × plain | predicted | bound | "
+            "| | peak, % of plain | time, × plain | wall, × plain | predicted | the plan says | bound | "
             "asked / predicted / measured, MiB | planned in, s (solver) | exact |",
-            "|---|--:|--:|--:|--:|--:|--:|--:|---|",
+            "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
         ]
         for name, row in self.rows.items():
             label = f"lowtide, {name}" if name in PLANNED else name
             if row.failure:
-                lines.append(f"| {label} | | | | | | {(row.asked_bytes or 0) / MIB:.1f} | | failed |")
+                lines.append(f"| {label} | | | | | | | {(row.asked_bytes or 0) / MIB:.1f} | | failed |")
                 continue
-            peaks, planned, predicted, bound = f"{row.peak_bytes / MIB:.1f}", "", "", ""
+            peaks, planned, predicted, said, bound = f"{row.peak_bytes / MIB:.1f}", "", "", "", ""
             if row.asked_bytes is not None and row.predicted_bytes is not None:
                 peaks = f"{row.asked_bytes / MIB:.1f} / {row.predicted_bytes / MIB:.1f} / {peaks}"
                 planned = f"{row.planning_s:.1f} ({row.solve_s:.1f})"
-                predicted, bound = f"{row.predicted_ratio:.3f}", f"{row.bound_ratio:.3f}"
+                predicted = f"{self.rescaled(name, row.predicted_ratio):.3f}"
+                said, bound = f"{row.predicted_ratio:.3f}", f"{self.rescaled(name, row.bound_ratio):.3f}"
             lines.append(
                 f"| {label} | {100 * row.peak_bytes / plain.peak_bytes:.0f} | {self.ratio(name):.3f} | "
-                f"{self.ratio(name, 'wall_s'):.3f} | {predicted} | {bound} | {peaks} | {planned} | "
+                f"{self.ratio(name, 'wall_s'):.3f} | {predicted} | {said} | {bound} | {peaks} | {planned} | "
                 f"{'yes' if row.exact else 'no'} |"
             )
         lines.append("")
@@ -490,8 +499,8 @@ def picture(measured: list[Measured], path: Path, subtitle: str) -> None:
         there = [n for n in PLANNED if one.rows[n].cpu_s and one.rows[n].predicted_ratio is not None]
         ours = sorted((100 * one.rows[n].peak_bytes / plain, 100 * (one.ratio(n) - 1)) for n in there)
         said = [
-            (100 * (r.predicted_bytes or 0) / plain, 100 * ((r.predicted_ratio or 1) - 1))
-            for r in (one.rows[n] for n in there)
+            (100 * (r.predicted_bytes or 0) / plain, 100 * (one.rescaled(n, r.predicted_ratio) - 1))
+            for n, r in ((n, one.rows[n]) for n in there)
         ]
         ax.axhline(0, color="0.75", lw=1, zorder=0)
         ax.plot(*zip(*ours, strict=True), "o-", color="C0", lw=2, ms=7, label="lowtide, measured") if ours else None
@@ -528,7 +537,12 @@ def write(measured: list[Measured], out: Path, setting: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     document = {"setting": setting, "models": {one.name: one.record() for one in measured}}
     (out / "planned.json").write_text(json.dumps(document, indent=1) + "\n")
-    parts = ["# What a plan costs", "", setting, "", summary(measured), *(one.markdown() for one in measured)]
+    note = (
+        "Predicted and bound are the plan's seconds beyond a plain step, over the plain step measured here; what the "
+        "plan itself says relates them to the step that it profiled. Half the activations: parameters, buffers and "
+        "batch, and half of what a plain step takes beyond these."
+    )
+    parts = ["# What a plan costs", "", setting, "", note, "", summary(measured), *(one.markdown() for one in measured)]
     (out / "planned.md").write_text("\n".join(parts).rstrip() + "\n")
     picture(measured, out / "planned.png", setting)
 
@@ -536,7 +550,7 @@ def write(measured: list[Measured], out: Path, setting: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {','.join(MODELS)}")
-    parser.add_argument("--rounds", type=int, default=4, help=f"of {TIMED_STEPS} timed steps each (default 4)")
+    parser.add_argument("--rounds", type=int, default=3, help=f"of {TIMED_STEPS} timed steps each (default 3)")
     parser.add_argument("--quick", action="store_true", help="one tiny model, one round: does it run?")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go (default benchmarks/results)")
     options = parser.parse_args()

@@ -17,8 +17,7 @@ from .budgeting import BudgetedRecorder, WithinBudget
 from .effects import OpFacts
 from .ledger import Ledger
 from .modules import Whereabouts
-from .overwriting import Written
-from .recorder import Fresh, Recorder
+from .recorder import Recorder
 from .replay import Handle, TransientHandle
 from .room import LEDGER, Room
 from .tape import Tape
@@ -84,22 +83,12 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             self.gauge.saw(out)
         return out
 
-    def _made(
-        self,
-        facts: OpFacts,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        fresh: tuple[Fresh, ...],
-        draw: Any,
-        writes: tuple[Written, ...],
-        cost_us: float,
-    ) -> Recipe | None:
+    def _made(self, facts: OpFacts, *made: Any) -> Recipe | None:
         number = self.tape.ops
         # What comes after all that was planned is kept, as it would be without a plan.
         if self.differs_at is None and number < len(self._names) and self._names[number] != facts.name:
             self._leave_the_plan(number)
-        recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
+        recipe = super()._made(facts, *made)
         if self.differs_at is None:
             self._follow(number + 1)
         return recipe

@@ -13,12 +13,12 @@ import weakref
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..policies import Decision, OpInfo, Policy
 from . import overwriting, randomness
 from .costs import timed_call
 from .effects import FACTS, OpFacts, facts_of, facts_of_region
+from .modes import EngineMode
 from .modules import Whereabouts
 from .overwriting import Written, tensors_of
 from .replay import Handle
@@ -41,22 +41,11 @@ class _ForeignArgumentError(Exception):
     """An argument has no storage of its own, so that the op cannot be noted."""
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(EngineMode):  # type: ignore[no-untyped-call]
     """Notes the ops of one scope, and turns the tensors that autograd saves into handles."""
 
     watches_backward = False
     """Whether it stays during the nodes of a backward pass (see `watching`)."""
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let compiled regions run compiled: what they make is opaque to us, and so a source (Rule 9)."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """The default wraps every dispatch in a call that costs 3 µs; `torch_private.never_compile` does not."""
-        return False
 
     def __init__(self, policy: Policy, tape: Tape, whereabouts: Whereabouts, verify: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .effects import FACTS, OpFacts, facts_of
+from .modes import EngineMode
 from .room import POOL, Room
 from .torch_private import (
     innermost_mode,
@@ -60,20 +60,10 @@ def is_sensitive(node: str) -> bool:
     return _SENSITIVE.match(node) is not None
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watch(EngineMode):  # type: ignore[no-untyped-call]
     """Makes room for every op of a backward pass."""
 
     watches_backward = True
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Leave compiled code compiled."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __init__(self, room: MakesRoom) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..engine.ledger import Ledger
+from ..engine.modes import EngineMode
+from ..engine.torch_private import never_compile
 
 
-class PeakMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PeakMeter(EngineMode):  # type: ignore[no-untyped-call]
     """Peak of live tensor bytes inside the block.
 
     >>> import torch
@@ -29,13 +30,6 @@ class PeakMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     >>> meter.peak_bytes, meter.live_bytes
     (2048, 0)
     """
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Leave compiled code compiled."""
-        return True
 
     def __init__(self, base: Iterable[torch.Tensor | None] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,3 +53,6 @@ class PeakMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._ledger.see_all(tree_leaves(out))
         return out
+
+
+never_compile(PeakMeter.__torch_dispatch__)
