@@ -13,6 +13,7 @@ from torch import nn
 
 import lowtide
 from lowtide.engine import eviction, watching
+from lowtide.engine.ledger import Ledger
 from lowtide.engine.room import LEDGER
 from lowtide.engine.scope import current_recorder
 from lowtide.stores import DiskStore, MemoryDouble
@@ -345,3 +346,15 @@ def test_scopes_with_different_stores_evict_each_others_values() -> None:
         scopes.append(contextlib.nullcontext())
         ours = run_step(model, batches, loss=lambda m, b: loss(m, scopes))
         assert_equal(plain, ours)
+
+
+def test_a_tensor_that_torch_refuses_to_be_asked_about_is_counted() -> None:
+    """A view whose base was written in place raises when it is asked whether it is a leaf."""
+    base = torch.ones(6, requires_grad=True) * 2
+    first, _ = base.split([3, 3])
+    base.mul_(2)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        assert first.is_leaf
+    Ledger().see_everything()
+    with lowtide.budget("1 GiB"):
+        torch.ones(3, requires_grad=True).sin().sum().backward()

@@ -94,8 +94,12 @@ class Ledger:
         for item in gc.get_objects():
             if issubclass(type(item), torch.Tensor):
                 self.see(item)
-                if item.is_leaf and item.grad is not None:
-                    self.see(item.grad)
+                try:
+                    gradient = item.grad if item.is_leaf else None
+                except RuntimeError:  # a view that torch refuses to be asked about: its base was written in place
+                    continue
+                if gradient is not None:
+                    self.see(gradient)
 
     def start_peak(self) -> None:
         """The peak is counted from now on."""
