@@ -56,6 +56,7 @@ _MEASURED_STEPS = 2  # after a plan is made
 _MEASURED_EVERY = 100
 _PATIENCE = 3  # plans that a kind of step may leave before it stays online
 _DEADLINE_S = 20.0
+_CAUTION = 200  # a plan leaves 1/200 of the limit free where it can: simulated bytes are right to about that
 
 
 @overload
@@ -321,7 +322,7 @@ class _Fitted:
         shifted = shift(kind.trace, outside - kind.outside_bytes)
         try:
             with _progress() as say:
-                kind.plan = solve(shifted, self.limit_bytes - kind.margin_bytes, deadline_s=_DEADLINE_S, progress=say)
+                kind.plan = _solve(shifted, self.limit_bytes - kind.margin_bytes, say)
         except BudgetError as error:
             # The online budget has just held it, by recomputing again and again what a plan recomputes once.
             kind.online = True
@@ -455,6 +456,15 @@ def shift(trace: Trace, nbytes: int) -> Trace:
         asks=tuple(replace(ask, other_bytes=max(0, ask.other_bytes + nbytes)) for ask in trace.asks),
         peak_bytes=max(0, trace.peak_bytes + nbytes),
     )
+
+
+def _solve(trace: Trace, limit_bytes: int, say: Callable[[str], None]) -> Plan:
+    """A plan that leaves a little of the limit free, or, if there is none, one that does not."""
+    try:
+        return solve(trace, limit_bytes - limit_bytes // _CAUTION, deadline_s=_DEADLINE_S, progress=say)
+    except BudgetError:
+        pass
+    return solve(trace, limit_bytes, deadline_s=_DEADLINE_S, progress=say)
 
 
 def _device_of(model: nn.Module | None) -> str:

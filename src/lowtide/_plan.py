@@ -54,10 +54,12 @@ def plan(
     True
     """
     limit = parse_bytes(budget)
-    try:
+    trace = None
+    with contextlib.suppress(BudgetError):
         trace = profile(model, batch, loss=loss, limit_bytes=limit, verify=verify)
-    except BudgetError:
-        # Not even by recomputing again and again: then profile freely, to be able to say what would do.
+    if trace is None:
+        # Not even by recomputing again and again: then profile freely, to be able to say what would do. The error
+        # is gone by now, and with it what its frames held.
         trace = profile(model, batch, loss=loss, verify=verify)
     return solve(trace, limit, deadline_s=deadline_s)
 
