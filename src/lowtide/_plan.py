@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ._errors import ArgumentError, BudgetError
-from ._fit import StepScope, shift
 from ._units import parse_bytes
 from .engine import scope
 from .engine.budgeting import WithinBudget, count_what_is_there
@@ -24,6 +23,8 @@ from .engine.modules import Whereabouts
 from .engine.room import LEDGER
 from .engine.tape import Tape
 from .engine.tracing import ProfilingRoom, TracingRecorder
+from .fitting.solving import shift
+from .fitting.steps import StepScope
 from .planning import BASELINES, Plan, Problem, Simulator, lower_bound, smallest, solve
 from .reporting.frontier import Frontier, Point
 from .trace import Trace
@@ -54,13 +55,7 @@ def plan(
     True
     """
     limit = parse_bytes(budget)
-    trace = None
-    with contextlib.suppress(BudgetError):
-        trace = profile(model, batch, loss=loss, limit_bytes=limit, verify=verify)
-    if trace is None:
-        # Not even by recomputing again and again: then profile freely, to be able to say what would do. The error
-        # is gone by now, and with it what its frames held.
-        trace = profile(model, batch, loss=loss, verify=verify)
+    trace = profile_for(limit, model, batch, loss=loss, verify=verify)
     return solve(trace, limit, deadline_s=deadline_s)
 
 
@@ -79,7 +74,13 @@ def frontier(
     """
     if points < 2:
         raise ArgumentError(f"a frontier has at least two points, not {points}")
-    trace = profile(model, batch, loss=loss, verify=False)
+    return frontier_of(profile(model, batch, loss=loss), points, deadline_s=deadline_s)
+
+
+def frontier_of(
+    trace: Trace, points: int, *, deadline_s: float = 10.0, progress: Callable[[int], None] | None = None
+) -> Frontier:
+    """`frontier` of a step that was profiled before; `progress` is called with the number of plans made so far."""
     simulator = Simulator(Problem(trace))
     keep_all = simulator.run([True] * len(trace.ops))
     least = smallest(simulator, deadline=time.monotonic() + 2 * deadline_s)
@@ -89,12 +90,23 @@ def frontier(
         with contextlib.suppress(BudgetError):
             one = solve(trace, limit, deadline_s=deadline_s)
             found.append(Point(limit, one.predicted_peak_bytes, one.predicted_step_s, one.bound_step_s, one.solver))
+        if progress is not None:
+            progress(k + 1)
     baselines = []
     for name, decide in BASELINES.items():
         judged = simulator.run(decide(simulator.problem))
         bound = lower_bound(simulator.problem, judged.peak_bytes)
         baselines.append(Point(judged.peak_bytes, judged.peak_bytes, judged.step_s, bound.step_s, name))
     return Frontier(tuple(found), tuple(baselines), keep_all.peak_bytes, trace.step_s)
+
+
+def profile_for(limit_bytes: int, model: nn.Module, batch: Any, *, loss: Loss | None = None, verify: bool) -> Trace:
+    """The trace of a step within `limit_bytes` if that can be, else of one that takes what it needs."""
+    with contextlib.suppress(BudgetError):
+        return profile(model, batch, loss=loss, limit_bytes=limit_bytes, verify=verify)
+    # Not even by recomputing again and again: then profile freely, to be able to say what would do. The error
+    # is gone by now, and with it what its frames held.
+    return profile(model, batch, loss=loss, verify=verify)
 
 
 def profile(

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide import _fit
 from lowtide.engine.room import LEDGER
 from lowtide.engine.scope import current_recorder
+from lowtide.fitting import registry
+from lowtide.fitting.steps import OPEN
 
 from ..engine import deep, zoo
 from ..engine.budgets import fixed_bytes
@@ -28,7 +29,7 @@ DROP_ONLY: dict[str, Any] = {"stores": None, "codecs": None}
 def fitted_steps(model: nn.Module, batch: Any, limit: int, steps: int = 4, **options: Any) -> list[Step]:
     """Steps of a fitted model; `limit` is without what only the test holds, which counts as all tensors do."""
     lowtide.fit(model, budget=limit, **{**DROP_ONLY, **options})
-    state = _fit._fitted[model]
+    state = registry.state_of(model)
     begin = state.before_forward
     fixed = fixed_bytes(model, batch)
 
@@ -316,7 +317,7 @@ def test_an_exception_in_backward_ends_the_step() -> None:
     for _ in range(3):
         with pytest.raises(OSError, match="as planned"):
             Fails.apply(model(x)).sum().backward()
-        assert not _fit._steps
+        assert not OPEN
         assert current_recorder() is None
     for _ in range(3):
         assert_equal(expected, run_step(model, (x,)))
@@ -330,9 +331,9 @@ def test_steps_without_a_backward_do_not_pile_up() -> None:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # so recording ends with the call
             model(torch.randn(4, 64))
         gc.collect()
-    assert len(_fit._steps) == 1
+    assert len(OPEN) == 1
     lowtide.unfit(model)
-    assert not _fit._steps
+    assert not OPEN
 
 
 def test_the_model_is_the_same_object_with_the_same_state() -> None:
@@ -362,7 +363,7 @@ def test_nothing_is_left_behind() -> None:
     gc.collect()
     lowtide.engine.watching.end_if_done()
     assert torch.autograd._engine_run_backward is original  # type: ignore[attr-defined]
-    assert not _fit._steps
+    assert not OPEN
 
 
 @pytest.mark.parametrize(

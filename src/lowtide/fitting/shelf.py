@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from ._errors import ArgumentError, LowtideWarning
-from .planning import Plan
+from .._errors import ArgumentError, LowtideWarning
+from ..planning import Plan
 
 
 def key_of(model: nn.Module, kind: Any) -> str:

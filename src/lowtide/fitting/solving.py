@@ -1,0 +1,64 @@
+"""A plan for the step that comes: the profiled one, with what lies beside it now."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from .._errors import BudgetError
+from ..planning import Plan, solve
+from ..trace import Trace
+
+log = logging.getLogger("lowtide")
+
+_DEADLINE_S = 20.0
+_CAUTION = 200  # a plan leaves 1/200 of the limit free where it can: simulated bytes are right to about that
+
+
+def shift(trace: Trace, nbytes: int) -> Trace:
+    """The same step with so many more bytes alive beside it, all the time."""
+    if not nbytes:
+        return trace
+    return replace(
+        trace,
+        ops=tuple(replace(op, other_bytes=max(0, op.other_bytes + nbytes)) for op in trace.ops),
+        asks=tuple(replace(ask, other_bytes=max(0, ask.other_bytes + nbytes)) for ask in trace.asks),
+        peak_bytes=max(0, trace.peak_bytes + nbytes),
+    )
+
+
+def solve_with_caution(trace: Trace, limit_bytes: int, say: Callable[[str], None]) -> Plan:
+    """A plan that leaves a little of the limit free, or, if there is none, one that does not."""
+    try:
+        return solve(trace, limit_bytes - limit_bytes // _CAUTION, deadline_s=_DEADLINE_S, progress=say)
+    except BudgetError:
+        pass
+    return solve(trace, limit_bytes, deadline_s=_DEADLINE_S, progress=say)
+
+
+@contextlib.contextmanager
+def planning_progress() -> Any:
+    """Say what the planner is at, if it takes over a second: a spinner on a terminal, lines in the log elsewhere."""
+    started = time.perf_counter()
+    status: list[Any] = []
+
+    def say(sentence: str) -> None:
+        log.info("planning: %s", sentence)
+        if sys.stderr.isatty() and time.perf_counter() - started > 1:
+            if not status:
+                from rich.console import Console
+
+                status.append(Console(stderr=True).status(""))
+                status[0].start()
+            status[0].update(f"lowtide plans: {sentence}")
+
+    try:
+        yield say
+    finally:
+        for one in status:
+            one.stop()

@@ -1,0 +1,128 @@
+"""Steps: from the call of a fitted model to the end of the backward pass through it.
+
+Recording begins when the model is called and, where nothing else is in the way, goes on until backward begins, so
+that a loss outside the model belongs to the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..engine import watching
+from ..engine.budgeting import BudgetedRecorder
+from ..engine.planned import PlannedRecorder
+from ..engine.recorder import Recorder
+from ..engine.scope import saving
+from ..engine.torch_private import innermost_mode, makes_graph, next_node_number, saving_hooks, wrap_backward
+from ..engine.watching import Watch
+from .kinds import Kind
+
+
+class Owner(Protocol):
+    """Whose steps these are."""
+
+    def after_backward(self, step: Step) -> None:
+        """A backward pass through a step has ended."""
+
+
+class StepScope(saving):
+    """The scope of one step."""
+
+    _nests = False
+
+    def __init__(self, recorder: BudgetedRecorder) -> None:
+        super().__init__(recorder.policy)
+        self._given = recorder
+
+    def _open(self) -> Recorder:
+        if not isinstance(self._given, PlannedRecorder):
+            watching.begin(self._given.room)
+        return self._given
+
+    def _closed(self, recorder: Recorder) -> None:
+        watching.end(self._given.room)
+
+
+class Step:
+    """One step: from the call of the model to the end of the backward pass through it."""
+
+    def __init__(self, owner: Owner, kind: Kind, recorder: BudgetedRecorder, outside_bytes: int) -> None:
+        self.owner = owner
+        self.kind = kind
+        self.recorder = recorder
+        self.outside_bytes = outside_bytes
+        self.thread = threading.get_ident()
+        self.span = watching.Span(recorder.room)
+        self.started = time.perf_counter()
+        # Others may end what they began before us only after we have ended: then we cannot stay open.
+        self.may_stay_open = innermost_mode() is None and saving_hooks() is None
+        self.scope: StepScope | None = StepScope(recorder)
+        self.scope.__enter__()
+
+    def end_forward(self) -> None:
+        """Stop recording."""
+        step_scope, self.scope = self.scope, None
+        if step_scope is not None:
+            self.span.end = next_node_number()
+            step_scope.__exit__(None, None, None)
+
+
+OPEN: list[Step] = []
+"""The steps whose backward pass has not ended, in the order in which they began."""
+
+
+def of_this_thread() -> list[Step]:
+    """The open steps that began in this thread."""
+    return [step for step in OPEN if step.thread == threading.get_ident()]
+
+
+def forget(step: Step) -> bool:
+    """Take a step off the list; whether it was on it."""
+    if step not in OPEN:
+        return False
+    OPEN.remove(step)
+    return True
+
+
+def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        mine = of_this_thread()
+        for step in mine:
+            step.end_forward()
+        passed = watching.spans_reached(roots, [s.span for s in mine]) if mine else set()
+        through = [s for s in mine if s.span in passed]
+        gauge = next((g for s in through if (g := getattr(s.recorder, "gauge", None)) is not None), None)
+        unplanned = any(getattr(s.recorder, "differs_at", 0) is not None for s in through)
+        measured = gauge is not None and not unplanned and not makes_graph((roots, *args))
+        try:
+            with Watch(gauge) if measured and gauge is not None else contextlib.nullcontext():
+                out = original(roots, *args, **kwargs)
+        except BaseException:
+            for step in through:  # what is left of it is of no use
+                forget(step)
+            raise
+        for step in through:
+            if forget(step):
+                step.owner.after_backward(step)
+        return out
+
+    return run
+
+
+_undo: list[Callable[[], None]] = []
+
+
+def watch_backward() -> None:
+    """From now on steps end with the backward pass through them."""
+    if not _undo:
+        _undo.append(wrap_backward(_around_backward, outermost=True))
+
+
+def leave_backward_alone() -> None:
+    """Nobody has steps any more."""
+    if _undo:
+        _undo.pop()()
