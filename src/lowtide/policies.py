@@ -265,11 +265,17 @@ class ByCallable(Policy):
         """Whatever the function says."""
         decision = self.function(op)
         if decision is not _KEEP and decision is not _RECOMPUTE:
-            raise ArgumentError(
-                f"the policy {self.function!r} returned {decision!r} for {op.name}: "
-                "return lowtide.Decision.KEEP or lowtide.Decision.RECOMPUTE"
-            )
+            raise wrong_decision(self, decision, op.name)
         return decision
+
+
+def wrong_decision(policy: Policy, decision: object, op: str) -> ArgumentError:
+    """What to say of an answer that is none."""
+    asked = policy.function if isinstance(policy, ByCallable) else policy
+    return ArgumentError(
+        f"the policy {asked!r} returned {decision!r} for {op}: "
+        "return lowtide.Decision.KEEP or lowtide.Decision.RECOMPUTE"
+    )
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Restless(Room):
             return
 
         def evict() -> None:
-            candidates = [value for _, value in self._scores(self.pool.all())]
+            candidates = [value for value in self.pool.all() if self._score(value) is not None]
             for value in self.random.sample(candidates, int(len(candidates) * self.share)):
                 self.random.choice(self.ways(value))(value)
 
@@ -71,10 +71,10 @@ class Restless(Room):
         ways: list[Callable[[Value], None]] = []
         if value.recipe is not None:
             ways.append(self._drop)
-        if self.store is not None:
-            ways.append(self._offload)
-        if self.chooser is not None:
-            ways.append(self._compress)
+        if self.offloading is not None:
+            ways.append(self.offloading.evict)
+        if self.compressing is not None:
+            ways.append(self.compressing.evict)
         return ways
 
 

@@ -65,8 +65,8 @@ class trusting(above):  # noqa: N801
 
     def _room(self) -> Room:
         room = super()._room()
-        if room._pace is not None:
-            room._pace = Pace(Speed(1e15, 1e15))
+        if room.offloading is not None:
+            room.offloading.pace = Pace(Speed(1e15, 1e15))
         return room
 
 
@@ -76,7 +76,7 @@ class offloading(restless):  # noqa: N801
     def _room(self) -> Room:
         class Offloads(Restless):
             def ways(self, value: Value) -> Sequence[Callable[[Value], None]]:
-                return [self._offload]
+                return [self.offloading.evict] if self.offloading is not None else []
 
         return Offloads(self.seed, self._store, self._chooser, self.share)
 

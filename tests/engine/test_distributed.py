@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import lowtide
+
+Job = Callable[[int, torch.Tensor], None]
 
 
 def build() -> nn.Module:
@@ -49,17 +52,18 @@ def work_ddp(rank: int, x: torch.Tensor) -> None:
         assert lowtide.report().replayed_ops >= 0
 
 
-def work_fsdp(rank: int, x: torch.Tensor) -> None:
+def sharded() -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    def sharded() -> nn.Module:
-        mesh = init_device_mesh("cpu", (2,))
-        model = build()
-        for block in model:
-            fully_shard(block, mesh=mesh)
-        return fully_shard(model, mesh=mesh)
+    mesh = init_device_mesh("cpu", (2,))
+    model = build()
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
+
+def work_fsdp(rank: int, x: torch.Tensor) -> None:
     model = sharded()
     plain = step(model, x)
     for policy in (lowtide.KeepAll(), lowtide.EveryN(1), lowtide.SaveOps("addmm")):
@@ -93,17 +97,17 @@ def work_collectives(rank: int, x: torch.Tensor) -> None:
     dist.barrier()
 
 
-def process(rank: int, port: int, job: str) -> None:
+def process(rank: int, port: int, job: Job) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     try:
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(rank))
-        globals()[job](rank, x)
+        job(rank, x)
     finally:
         dist.destroy_process_group()
 
 
-def two_processes(job: str) -> None:
+def two_processes(job: Job) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -111,12 +115,12 @@ def two_processes(job: str) -> None:
 
 
 def test_ddp() -> None:
-    two_processes("work_ddp")
+    two_processes(work_ddp)
 
 
 def test_fsdp2() -> None:
-    two_processes("work_fsdp")
+    two_processes(work_fsdp)
 
 
 def test_collectives_are_not_repeated() -> None:
-    two_processes("work_collectives")
+    two_processes(work_collectives)

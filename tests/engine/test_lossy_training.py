@@ -40,7 +40,7 @@ class compressing(restless):  # noqa: N801
     def _room(self) -> Room:
         class Compresses(Restless):
             def ways(self, value: Value) -> Sequence[Callable[[Value], None]]:
-                return [self._compress]
+                return [self.compressing.evict] if self.compressing is not None else []
 
         return Compresses(self.seed, None, self._chooser, self.share)
 

@@ -45,7 +45,7 @@ class Processes:
         self._server.communicate()
 
 
-def serve(patience_seconds: float = 20.0) -> None:
+def serve(patience_seconds: float = 60.0) -> None:
     import torch
 
     import lowtide.stores

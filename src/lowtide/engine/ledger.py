@@ -92,7 +92,7 @@ class Ledger:
     def see_everything(self) -> None:
         """Count every tensor that Python knows: parameters, optimizer states, data. Takes tens of milliseconds."""
         for item in gc.get_objects():
-            if issubclass(type(item), torch.Tensor):
+            if issubclass(type(item), torch.Tensor) and _has_memory(item):
                 self.see(item)
                 try:
                     gradient = item.grad if item.is_leaf else None
@@ -109,3 +109,11 @@ class Ledger:
         freed = self._freed
         while freed:
             self._live -= freed.popleft()
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """False for meta and fake tensors, of which a compiler leaves many: they have a size, and no bytes."""
+    try:
+        return tensor.untyped_storage().device.type != "meta"
+    except (NotImplementedError, RuntimeError):  # a wrapper without memory of its own
+        return False

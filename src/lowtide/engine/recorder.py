@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..policies import Decision, OpInfo, Policy
+from ..policies import ByCallable, Decision, OpInfo, Policy, wrong_decision
 from . import overwriting, randomness
 from .costs import timed_call
 from .effects import FACTS, OpFacts, facts_of, facts_of_region
@@ -27,7 +27,7 @@ from .torch_private import graph_task, is_wrapper, never_compile, storage_key, v
 from .values import UNWATCHED, Kept, Origin, Recipe, Ref, StorageTable, Tensor, Value, Write
 from .verification import Verifier
 
-KEEP = Decision.KEEP
+KEEP, RECOMPUTE = Decision.KEEP, Decision.RECOMPUTE
 _op_info = functools.partial(
     tuple.__new__, OpInfo
 )  # in the order of its fields; a fifth of the time that keywords take
@@ -60,7 +60,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         self.policy = policy
         self._always = policy.always
         self._needs_cost = policy.needs_cost
-        self._answer = policy.decide
+        self._answer = policy.function if type(policy) is ByCallable else policy.decide
 
     # -- ops ------------------------------------------------------------------------------------------
 
@@ -170,6 +170,8 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
             recompute_us = cost_us
         recipe = None
         if decision is not KEEP:
+            if decision is not RECOMPUTE:
+                raise wrong_decision(self.policy, decision, facts.name)
             recipe = self._recipe(origin, args, kwargs, draw, fresh, writes)
         if recipe is None:
             for _, _, storage, key in fresh:

@@ -84,17 +84,47 @@ def make(wanted: Value, tape: Tape) -> None:
         torch._C._set_grad_enabled(grad_enabled)
 
 
+def _make(wanted: Value, tape: Tape) -> None:
+    if tape.room is None and not tape.again:
+        _make_for_good(wanted, tape)
+    else:
+        _make_for_now(wanted, tape)
+
+
+def _make_for_good(wanted: Value, tape: Tape) -> None:
+    """Where nothing is ever let go: each value on the way stays until nobody wants it."""
+    missing = [wanted]
+    while missing:
+        value = missing[-1]
+        if value.tensor is not None:
+            missing.pop()
+            continue
+        recipe = _recipe_of(value)
+        waits = False
+        for ref in recipe.refs:
+            if ref.value.tensor is None:
+                missing.append(ref.value)
+                waits = True
+        if not waits:
+            _run(recipe, tape)
+            missing.pop()
+
+
+def _recipe_of(value: Value) -> Recipe:
+    if value.recipe is None:
+        raise ReplayMismatchError(
+            f"the value made by {value.origin} was lost when an earlier backward pass failed: run forward again"
+        )
+    return value.recipe
+
+
 class _Frame:
     """An op that waits for its inputs. Those that are there are held, so that none is evicted meanwhile."""
 
     __slots__ = ("inputs", "missing", "recipe", "transient")
 
     def __init__(self, value: Value, tape: Tape, waiting: Counter[Value]) -> None:
-        if value.recipe is None:
-            raise ReplayMismatchError(
-                f"the value made by {value.origin} was lost when an earlier backward pass failed: run forward again"
-            )
-        self.recipe = value.recipe
+        self.recipe = _recipe_of(value)
         self.missing = len(self.recipe.refs)
         self.inputs: list[Tensor] = []
         self.transient: list[Value] = []  # to be let go after it
@@ -107,7 +137,8 @@ def _is_transient(value: Value, tape: Tape) -> bool:
     return value.tensor is None and value.origin is not None and value.origin.number in tape.again
 
 
-def _make(wanted: Value, tape: Tape) -> None:
+def _make_for_now(wanted: Value, tape: Tape) -> None:
+    """Where values come and go: under a budget, or under a plan that has some made more than once."""
     room = tape.room
     if room is not None and room.bring_back(wanted):
         return

@@ -9,33 +9,27 @@ again), compressed, or put into a store. Where the size of a result cannot be kn
 
 from __future__ import annotations
 
-import bisect
-import contextlib
-import operator
 import sys
 import threading
-import time
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.nn import Parameter
 
-from .._errors import BudgetError, StoreError
+from .._errors import BudgetError
 from .._units import format_bytes
 from ..codecs import Chooser, decode
-from ..codecs._contract import PIECE
-from ..profiling.tiers import measure_store
 from ..reporting.room_report import RoomReport
-from ..stores import Store, Ticket
+from ..stores import Store
 from . import eviction, sizes
+from .compressing import Compressing, workspace
 from .effects import OpFacts
-from .eviction import Pace, Pool, seat_of
+from .eviction import Pool, seat_of
 from .ledger import Ledger
+from .offloading import Offloading, is_being_written, pace_of
 from .torch_private import is_alone, storage_key
-from .values import Tensor, Value, view_of
+from .values import Tensor, Value
 
 LEDGER = Ledger()
 POOL = Pool()
@@ -46,7 +40,6 @@ _SOLE = 3  # references to a tensor that only its value holds: the value's, a lo
 _AHEAD = 64  # an eviction frees up to 1/64 of the limit more than is needed, so as not to be called for every op
 _EARLY = 2  # writing begins when less than 1/2 of the limit is free: it takes its time
 _QUEUE = 8  # and up to 1/8 of the limit waits to be written before it has to
-_SPARE = 8  # of the limit, 1/8 is left free by what is read ahead
 
 
 class Room:
@@ -54,24 +47,19 @@ class Room:
 
     def __init__(self, limit_bytes: int, store: Store | None, chooser: Chooser | None) -> None:
         self.limit_bytes = limit_bytes
-        self.store = store
-        self.chooser = chooser
         self.ledger = LEDGER
         self.pool = POOL
         self.lock = _LOCK
         self.counts: Counter[str] = Counter()
         self.peak_bytes = 0
-        self._pace = _pace_of(store) if store is not None else None
-        if self._pace is None:
-            self.store = None  # its writes fail, and it has said so
-        self._fallbacks = self.store.stats().fallbacks if self.store is not None else 0
-        self._store_fails = False
+        pace = pace_of(store) if store is not None else None
+        self.offloading: Offloading | None = None
+        if store is not None and pace is not None:
+            self.offloading = Offloading(store, pace, self.pool, self.counts)
+        self.compressing = Compressing(chooser, self.ledger, self.counts) if chooser is not None else None
         self._evicting = False
         self._next_early = 0
         self._began = POOL.clock
-        self._waiting: list[tuple[int, weakref.ref[Value]]] = []  # away in the store; what is asked for first is last
-        self._leaving: list[tuple[weakref.ref[Ticket], Store]] = []  # let go, and perhaps not yet written
-        self._fallen: list[weakref.ref[Value]] = []  # could not be written: still in memory, held by the store
 
     # -- ops ------------------------------------------------------------------------------------------
 
@@ -139,7 +127,7 @@ class Room:
     @property
     def moves(self) -> bool:
         """Whether values can be evicted other than by dropping them."""
-        return self.store is not None or self.chooser is not None
+        return self.offloading is not None or self.compressing is not None
 
     def admit(self, value: Value) -> None:
         """Autograd saves a value, which may be evicted from now on."""
@@ -169,8 +157,8 @@ class Room:
             seat.touched = self.pool.clock
             if seat.saves:
                 self.pool.front = seat.saves.pop()
-        if self._waiting:
-            self._read_ahead()
+        if self.offloading is not None:
+            self.offloading.read_ahead(self.limit_bytes, self._free())
 
     def bring_back(self, value: Value) -> bool:
         """Give a value its content again, if it is kept elsewhere."""
@@ -178,7 +166,7 @@ class Room:
         if seat is None or not seat.is_away:
             return False
         if seat.encoded is not None:
-            self.clear(value.nbytes + _workspace(value.nbytes), "a value to be decompressed")
+            self.clear(value.nbytes + workspace(value.nbytes), "a value to be decompressed")
             tensor = decode(seat.encoded)
             seat.encoded = None
             self.counts["decompressed"] += 1
@@ -186,9 +174,10 @@ class Room:
             assert seat.store is not None
             assert seat.ticket is not None
             self.clear(seat.store.bytes_to_fetch(seat.ticket), "a value to be read back")
-            with self._waiting_for_store():
+            if self.offloading is not None:
+                tensor = self.offloading.fetch(seat.ticket, seat.store)
+            else:  # another room put it there
                 tensor = seat.store.fetch(seat.ticket)
-            self.counts["fetched"] += 1
             if seat.ticket.fell_back:
                 seat.ticket = None  # nothing is on the disk: from now on a value like any other
         self.ledger.see(tensor)
@@ -226,40 +215,39 @@ class Room:
     def _evict(self, nbytes: int) -> None:
         """Evict the cheapest values until there is room, and a little more; what has to be written is waited for."""
         wanted = nbytes + self.limit_bytes // _AHEAD
+        offloading = self.offloading
         tries = 0
-        self._look_at_store()
+        if offloading is not None:
+            offloading.look()
         while self._free() < nbytes:
             tries += 1
             members, complete = (self.pool.all(), True) if tries > 8 else self.pool.sample()
             evicted = False
             for value in eviction.least_first(members, self._score):
                 evicted |= self._evict_one(value)
-                if self._free() >= wanted or self._free() + self._leaving_bytes() >= wanted:
+                leaving = offloading.leaving_bytes() if offloading is not None else 0
+                if self._free() + leaving >= wanted:
                     break
-            if self.store is not None and self._free() < nbytes:
-                with self._waiting_for_store():
-                    self.store.settle(nbytes - self._free())
-                self._look_at_store()
-                self._drop_fallen(nbytes)
+            if offloading is not None and self._free() < nbytes:
+                offloading.settle(nbytes - self._free())
+                for value in offloading.fallen():
+                    if value.recipe is not None and self._free() < nbytes:
+                        self._drop(value)
             if complete and not evicted:
                 break
-        if self._free() < nbytes:
-            self._give_back_ahead(nbytes)
-
-    def _scores(self, members: list[Value]) -> list[tuple[float, Value]]:
-        """What each of these would cost for each byte and moment; without those that gain nothing."""
-        return [(score, value) for value in members if (score := self._score(value)) is not None]
+        if offloading is not None:
+            offloading.give_back_ahead(lambda: self._free() >= nbytes)
 
     def _score(self, value: Value) -> float | None:
         tensor = value.tensor
         if tensor is None or sys.getrefcount(tensor) > _SOLE or not value.nbytes:
             return None
-        if not is_alone(tensor) and not self._is_being_written(value):
+        if not is_alone(tensor) and not is_being_written(value):
             return None
         if value.recipe is not None:
             cost_us = eviction.cost_of_dropping(value)
-            if self.store is not None:
-                cost_us = min(cost_us, self._transfer_us(value) * value.nbytes)
+            if self.offloading is not None:
+                cost_us = min(cost_us, self.offloading.us_per_byte(value) * value.nbytes)
         elif self.moves:
             cost_us = value.nbytes * 1e-3  # a GB a second, until it is known better
         else:
@@ -279,10 +267,10 @@ class Room:
         best, way = float("inf"), None
         if value.recipe is not None:
             best, way = eviction.cost_of_dropping(value) / value.nbytes, self._drop
-        if self.store is not None and (cost_us := self._transfer_us(value)) < best:
-            best, way = cost_us, self._offload
-        if self.chooser is not None and (cost_us := self._compression_us(value)) < best:
-            best, way = cost_us, self._compress
+        if self.offloading is not None and (cost_us := self.offloading.us_per_byte(value)) < best:
+            best, way = cost_us, self.offloading.evict
+        if self.compressing is not None and (cost_us := self.compressing.us_per_byte(value, self._free())) < best:
+            best, way = cost_us, self.compressing.evict
         return way
 
     def _move_early(self) -> None:
@@ -291,21 +279,22 @@ class Room:
         What is written stays in memory as long as it can, and can then be let go at once.
         """
         self._next_early = self.pool.clock + 8
-        self._look_at_store()
         goal = self.limit_bytes // _QUEUE
-        if self.store is not None:
-            goal -= self.store.stats().in_flight_bytes
+        offloading = self.offloading
+        if offloading is not None:
+            offloading.look()
+            goal -= offloading.in_flight_bytes()
         members, _ = self.pool.sample()
         for value in eviction.least_first(members, self._score):
             if goal <= 0:
                 return
             way = self._cheapest(value)
-            if way == self._offload:
+            if offloading is not None and way == offloading.evict:
                 if seat_of(value).ticket is not None:
                     continue
-                self._write(value)
-            elif way == self._compress and self._free() < self.limit_bytes // 4:  # not hidden: not before it is likely
-                way(value)
+                offloading.write(value)
+            elif way is not None and way != self._drop and self._free() < self.limit_bytes // 4:
+                way(value)  # compression is not hidden behind ops: not before it is likely to be needed
             goal -= value.nbytes
 
     def _drop(self, value: Value) -> None:
@@ -313,138 +302,6 @@ class Room:
         self.counts["dropped bytes"] += value.nbytes
         seat_of(value).ticket = None
         eviction.drop(value)
-
-    # -- stores ---------------------------------------------------------------------------------------
-
-    def _transfer_us(self, value: Value) -> float:
-        """What it takes to write a byte, if it is not written yet, and to read it, as far as ops do not hide it."""
-        assert self._pace is not None
-        if seat_of(value).ticket is not None:
-            return self._pace.in_us
-        return self._pace.out_us + self._pace.in_us if not self._store_fails else float("inf")
-
-    @contextlib.contextmanager
-    def _waiting_for_store(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        assert self._pace is not None
-        self._pace.waited_seconds += time.perf_counter() - start
-
-    def _look_at_store(self) -> None:
-        """Whether a write has failed since this room opened; the next scope tries again."""
-        if self.store is not None and self._pace is not None:
-            stats = self.store.stats()
-            self._store_fails = stats.fallbacks > self._fallbacks
-            self._pace.moved(stats)
-
-    def _write(self, value: Value) -> None:
-        """Have a value written. It stays in memory until it is let go."""
-        assert self.store is not None
-        assert value.tensor is not None
-        seat = seat_of(value)
-        with self._waiting_for_store():
-            seat.ticket = self.store.put(_flat(value.tensor), str(value.origin))
-        seat.store = self.store
-        self.counts["written bytes"] += value.nbytes
-
-    def _is_being_written(self, value: Value) -> bool:
-        seat = value.seat
-        if seat is None or seat.ticket is None or seat.store is None or seat.store.closed:
-            return False
-        return seat.store.is_resident(seat.ticket)
-
-    def _offload(self, value: Value) -> None:
-        seat = seat_of(value)
-        if seat.ticket is None or seat.store is None or seat.store.closed:
-            self._write(value)
-        assert seat.ticket is not None
-        assert seat.store is not None
-        self.counts["offloaded"] += 1
-        bisect.insort(self._waiting, (_asked_at(value), weakref.ref(value)), key=operator.itemgetter(0))
-        self._leaving.append((weakref.ref(seat.ticket), seat.store))
-        value.let_go()
-
-    def _leaving_bytes(self) -> int:
-        """What was let go and is in memory only until it is written."""
-        leaving = 0
-        staying = []
-        for ref, store in self._leaving:
-            ticket = ref()
-            if ticket is not None and not store.closed and not ticket.fell_back and store.is_resident(ticket):
-                staying.append((ref, store))
-                leaving += ticket.nbytes
-        self._leaving = staying
-        return leaving
-
-    def _drop_fallen(self, nbytes: int) -> None:
-        """Drop what could not be written and can be made again, as far as its memory is needed."""
-        if not self._store_fails:
-            return
-        for ref in [*self._fallen, *(ref for _, ref in self._waiting)]:
-            value = ref()
-            seat = value.seat if value is not None else None
-            if value is None or seat is None or seat.ticket is None or not seat.ticket.fell_back:
-                continue
-            if value.recipe is not None and self._free() < nbytes:
-                self._drop(value)
-
-    def _read_ahead(self) -> None:
-        """Read what backward will ask for next, as long as there is room to spare."""
-        spare = self._free() - self.limit_bytes // _SPARE
-        waiting = self._waiting
-        while waiting:
-            value = waiting[-1][1]()
-            seat = value.seat if value is not None and value.tensor is None else None
-            if seat is None or seat.ticket is None or seat.store is None:
-                waiting.pop()
-                continue
-            if seat.ticket.fell_back:
-                self._fallen.append(waiting.pop()[1])
-                continue
-            spare -= seat.store.bytes_to_fetch(seat.ticket)
-            if spare < 0:
-                return
-            self.pool.ahead.append(waiting.pop()[1])
-            seat.store.prefetch(seat.ticket)
-
-    def _give_back_ahead(self, nbytes: int) -> None:
-        """Let go of what was read ahead, what will be asked for last first, as far as its memory is needed."""
-        ahead = self.pool.ahead
-        while ahead and self._free() < nbytes:
-            ref = ahead.pop()
-            value = ref()
-            seat = value.seat if value is not None and value.tensor is None else None
-            if value is None or seat is None or seat.ticket is None or seat.store is None:
-                continue
-            if seat.store.bytes_to_fetch(seat.ticket) == 0:
-                seat.store.fetch(seat.ticket)  # the result is not kept; what is on the disk stays there
-                bisect.insort(self._waiting, (_asked_at(value), ref), key=operator.itemgetter(0))
-
-    # -- codecs ---------------------------------------------------------------------------------------
-
-    def _compression_us(self, value: Value) -> float:
-        """What it takes to compress and decompress a value, for each byte that this saves."""
-        assert self.chooser is not None
-        assert value.tensor is not None
-        if self._free() < _workspace(value.nbytes):
-            return float("inf")  # compressing takes memory too, and there is none
-        measured = self.chooser.measurements(_flat(value.tensor), _kind(value))
-        if not measured or value.nbytes / measured[0].ratio + _workspace(value.nbytes) > self._free():
-            return float("inf")
-        return 1e6 / measured[0].round_trip_bytes_per_second / (1 - 1 / measured[0].ratio)
-
-    def _compress(self, value: Value) -> None:
-        assert self.chooser is not None
-        assert value.tensor is not None
-        encoded = self.chooser.encode(_flat(value.tensor), _kind(value))
-        if encoded is None:  # the sample was not like the whole
-            return
-        self.ledger.see_all(encoded.parts)
-        self.counts["compressed"] += 1
-        self.counts["compressed bytes"] += value.nbytes
-        self.counts["compressed to bytes"] += encoded.nbytes
-        seat_of(value).encoded = encoded
-        value.let_go()
 
     # -- telling --------------------------------------------------------------------------------------
 
@@ -481,42 +338,5 @@ class Room:
             bytes_written=counts["written bytes"],
             values_fetched=counts["fetched"],
             values_decompressed=counts["decompressed"],
-            store=self.store.tier if self.store is not None else None,
+            store=self.offloading.store.tier if self.offloading is not None else None,
         )
-
-
-def _asked_at(value: Value) -> int:
-    """When backward will ask for a value: what was saved last is asked for first."""
-    seat = seat_of(value)
-    return seat.saves[-1] if seat.saves else seat.made
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """All of the memory behind `tensor`, as one row of its elements."""
-    storage = tensor.untyped_storage()
-    dtype = tensor.dtype if storage.nbytes() % tensor.itemsize == 0 else torch.uint8
-    return view_of(tensor, dtype, torch.Size((storage.nbytes() // dtype.itemsize,)), (1,), 0)
-
-
-def _kind(value: Value) -> str:
-    return value.origin.facts.name if value.origin is not None else ""
-
-
-def _workspace(nbytes: int) -> int:
-    """What a codec may take beside its result."""
-    return min(4 * nbytes, 16 * PIECE)
-
-
-_paces: weakref.WeakKeyDictionary[Store, Pace] = weakref.WeakKeyDictionary()
-
-
-def _pace_of(store: Store) -> Pace | None:
-    """How fast a store is, measured once; None while it cannot be written."""
-    pace = _paces.get(store)
-    if pace is None:
-        try:
-            pace = _paces[store] = Pace(measure_store(store, nbytes=8 * 2**20))
-        except StoreError:
-            if store.closed:
-                raise
-    return pace

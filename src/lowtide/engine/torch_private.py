@@ -88,6 +88,12 @@ def saving_hooks() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
+def saving_hooks_allowed() -> bool:
+    """Whether saved-tensor hooks can be used here: transforms of torch.func refuse them."""
+    enabled: bool = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+    return enabled and torch._C._functorch.peek_interpreter_stack() is None
+
+
 def leave_hooks(pack: Any) -> None:
     """End the saved-tensor hooks with this `pack`, also where others have been entered above since."""
     above = []

@@ -182,6 +182,13 @@ def view_of(
     return torch.empty(0, dtype=dtype, device=base.device).set_(storage, offset, size, stride)
 
 
+def flat(tensor: Tensor) -> Tensor:
+    """All of the memory behind `tensor`, as one row of its elements."""
+    storage = tensor.untyped_storage()
+    dtype = tensor.dtype if storage.nbytes() % tensor.itemsize == 0 else torch.uint8
+    return view_of(tensor, dtype, torch.Size((storage.nbytes() // dtype.itemsize,)), (1,), 0)
+
+
 class Scratch:
     """Where an op writes during replay without caring what was there: fresh memory of the same geometry."""
 

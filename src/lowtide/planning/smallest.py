@@ -2,8 +2,9 @@
 
 A search over simple schemes, each also with intermediates that are made again more than once (`again`), then
 a descent that looks at who holds the most bytes at the peak, then the mixed integer programme at ever smaller
-budgets. An upper bound on the true smallest budget, and always with a plan that the simulator accepts. Every
-step but the time limit of the last is deterministic.
+budgets. An upper bound on the true smallest budget, and always with a plan that the simulator accepts. Which
+plans are tried does not depend on the budget that was asked for, and nothing but the time limit is left to chance:
+so the budget that an error names is found again when it is asked for.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) ->
             best = tried
     if best.peak_bytes > enough_bytes:
         best = _descended(simulator, best, deadline)
-    floor = max(enough_bytes, floor_bytes(problem) - 1)
+    floor = floor_bytes(problem) - 1
     for _ in range(_BISECTIONS):
-        if best.peak_bytes <= floor * (1 + _CLOSE) or time.monotonic() > deadline:
+        if best.peak_bytes <= max(enough_bytes, floor * (1 + _CLOSE)) or time.monotonic() > deadline:
             break
         target = (floor + best.peak_bytes) // 2
         left_s = deadline - time.monotonic()

@@ -56,7 +56,8 @@ def solve(trace: Trace, budget_bytes: int, *, deadline_s: float = 20.0, progress
     else:
         best = _search(simulator, budget_bytes, bound, started, deadline_s, say)
     if best is None:
-        deadline = max(started + deadline_s, time.monotonic() + 0.5 * deadline_s)
+        # The alternative is an error: take the time that it takes to be sure.
+        deadline = time.monotonic() + 1.5 * deadline_s
         least = smallest(simulator, enough_bytes=budget_bytes, deadline=deadline)
         if least.peak_bytes > budget_bytes:
             raise _budget_error(simulator, least, budget_bytes)

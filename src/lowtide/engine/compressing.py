@@ -1,0 +1,55 @@
+"""Compressing: values that stay in memory, smaller."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..codecs import Chooser, Encoded
+from ..codecs._contract import PIECE
+from .eviction import seat_of
+from .ledger import Ledger
+from .values import Value, flat
+
+
+class Compressing:
+    """What one room compresses."""
+
+    def __init__(self, chooser: Chooser, ledger: Ledger, counts: Counter[str]) -> None:
+        self.chooser = chooser
+        self.ledger = ledger
+        self.counts = counts
+
+    def us_per_byte(self, value: Value, free: int) -> float:
+        """What it takes to compress and decompress a value, for each byte that this saves."""
+        assert value.tensor is not None
+        if free < workspace(value.nbytes):
+            return float("inf")  # compressing takes memory too, and there is none
+        measured = self.chooser.measurements(flat(value.tensor), _kind(value))
+        if not measured or value.nbytes / measured[0].ratio + workspace(value.nbytes) > free:
+            return float("inf")
+        return 1e6 / measured[0].round_trip_bytes_per_second / (1 - 1 / measured[0].ratio)
+
+    def evict(self, value: Value) -> None:
+        """Hold a value compressed, if that makes it smaller."""
+        assert value.tensor is not None
+        encoded = self.chooser.encode(flat(value.tensor), _kind(value))
+        if encoded is None:  # the sample was not like the whole
+            return
+        self._count(value, encoded)
+        seat_of(value).encoded = encoded
+        value.let_go()
+
+    def _count(self, value: Value, encoded: Encoded) -> None:
+        self.ledger.see_all(encoded.parts)
+        self.counts["compressed"] += 1
+        self.counts["compressed bytes"] += value.nbytes
+        self.counts["compressed to bytes"] += encoded.nbytes
+
+
+def workspace(nbytes: int) -> int:
+    """What a codec may take beside its result."""
+    return min(4 * nbytes, 16 * PIECE)
+
+
+def _kind(value: Value) -> str:
+    return value.origin.facts.name if value.origin is not None else ""
