@@ -56,3 +56,10 @@ def format_bytes(nbytes: float) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
         size /= 1024
     return f"{size:.2f} TiB"
+
+
+def format_time(seconds: float) -> str:
+    """`seconds` for people: '1.50 s', '20.0 ms', '35 µs'."""
+    if seconds >= 1 or seconds == 0:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"

@@ -29,14 +29,7 @@ from ..engine.steps import assert_equal, run_step
 def random_plan(trace: Trace, seed: int, share: float, twice: float) -> Plan:
     """A plan that keeps some ops and recomputes others, some of them again and again."""
     rng = random.Random(seed)
-    decided: list[bool] = []
-    for op in trace.ops:
-        # The engine keeps what is written over memory that is kept: let the plan say so too.
-        over = [w.old for w in op.writes if w.old is not None]
-        makers = [trace.values[v].op for v in over]
-        kept_below = any(m is None or decided[m] for m in makers)
-        decided.append(op.pinned is not None or kept_below or (rng.random() < share and not over))
-    keep = tuple(decided)
+    keep = tuple(op.pinned is not None or rng.random() < share for op in trace.ops)
     again = tuple(j for j, kept in enumerate(keep) if not kept and rng.random() < twice)
     while True:
         try:

@@ -12,7 +12,12 @@ from lowtide.trace import Trace
 
 class Naive:
     def __init__(self, trace: Trace, keep, again=()):
-        self.trace, self.keep, self.again = trace, keep, set(again)
+        self.trace, self.keep = trace, list(keep)
+        for j, op in enumerate(trace.ops):  # what is written over memory that is kept cannot be made again
+            olds = [trace.values[w.old] for w in op.writes if w.old is not None]
+            if any(old.op is None or self.keep[old.op] for old in olds):
+                self.keep[j] = True
+        self.again = {j for j in again if not self.keep[j]}
         self.n = len(trace.ops)
         self.made = [v for v, value in enumerate(trace.values) if value.op is not None]
         self.seconds = 0.0

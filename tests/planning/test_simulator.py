@@ -63,13 +63,17 @@ def test_an_in_place_op_takes_over_what_only_it_wants_unless_it_will_run_again()
         sizes=[8, 4, 4, 1, 1],
         asks=[d, c],
     )
-    keep = [True, False, False, False]
+    keep = [False] * 4
     once = simulate(trace, keep)
     assert once.ask_live.tolist() == [5, 5]  # b in the memory of a, and what is asked
-    assert once.replayed_ops == 3
+    assert once.replays == (1, 1, 1, 1)
     twice = simulate(trace, keep, again={1})
     assert twice.ask_live.tolist() == [9, 9]  # a stays for the second time, b is a copy
-    assert twice.replayed_ops == 4
+    assert twice.replays == (1, 2, 1, 1)
+    # Where a is kept, b was written over it in forward: what b is made from is gone, so it is kept too.
+    kept = simulate(trace, [True, False, False, False], again={1})
+    assert kept.replays == (0, 0, 1, 1)
+    assert kept.ask_live.tolist() == [5, 5]
 
 
 def test_what_others_hold_is_alive_until_they_let_go():

@@ -1,133 +1,26 @@
-"""`lowtide demo`: a small real transformer, trained plainly and under each rule, side by side."""
+"""`lowtide demo`."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import gc
-import importlib
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+import click
 
-import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
-from .._errors import MissingPackageError
-from .._units import format_bytes
-from ..engine.scope import saving
-from ..policies import EveryN, SaveOps
-from ..profiling.meter import PeakMeter
-
-BATCH, LENGTH, VOCABULARY = 4, 192, 2048
-Scope = Callable[[], AbstractContextManager[Any]]
+from ._failing import PlainCommand
 
 
-class Contender:
-    """One way to train, with its own copy of the model."""
+@click.command(cls=PlainCommand)
+@click.option("--layers", default=6, show_default=True, type=click.IntRange(2, 48), help="Layers of the transformer.")
+@click.option("--steps", default=5, show_default=True, type=click.IntRange(1, 100), help="Training steps of each way.")
+def demo(layers: int, steps: int) -> None:
+    """Train a small GPT-2 plainly and under lowtide, and compare peak memory, time and gradients.
 
-    def __init__(self, name: str, scope: Scope, model: Any, torch_checkpoint: bool = False) -> None:
-        self.name = name
-        self.scope = scope
-        self.model = copy.deepcopy(model)
-        if torch_checkpoint:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.best_s = float("inf")
-        self.peak_bytes = 0
-        self.losses: list[torch.Tensor] = []
-        self.equal = True
+    All ways take their steps in turn on one thread, so that the times can be compared. Needs the package
+    transformers (pip install "lowtide[demo]"); no weights or data are downloaded.
 
-    def step(self, ids: torch.Tensor, seed: int, metered: bool) -> list[torch.Tensor]:
-        """One training step; its gradients."""
-        torch.manual_seed(seed)
-        self.optimizer.zero_grad(set_to_none=True)
-        gc.collect()
-        state = [t for s in self.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
-        base = [*self.model.parameters(), *self.model.buffers(), ids, *state]
-        meter = PeakMeter(base) if metered else None
-        start = time.perf_counter()
-        with meter or contextlib.nullcontext():
-            with self.scope():
-                loss = self.model(input_ids=ids, labels=ids).loss
-            loss.backward()
-        if meter is not None:
-            self.peak_bytes = max(self.peak_bytes, meter.peak_bytes)
-        else:  # the meter itself takes time
-            self.best_s = min(self.best_s, time.perf_counter() - start)
-        self.losses.append(loss.detach())
-        grads = [p.grad.clone() for p in self.model.parameters()]
-        self.optimizer.step()
-        return grads
+    \b
+    Examples:
+      lowtide demo
+      lowtide demo --layers 12 --steps 3
+    """
+    from ._contest import run
 
-
-def run(layers: int, steps: int, console: Console | None = None) -> Table:
-    """Train all contenders step by step and print the table."""
-    console = console or Console()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        contenders = _train(layers, steps, console)
-    finally:
-        torch.set_num_threads(threads)
-    table = _table(contenders, layers, steps)
-    console.print(table)
-    return table
-
-
-def _train(layers: int, steps: int, console: Console) -> list[Contender]:
-    model = _model(layers)
-    products = SaveOps(["mm", "addmm", "_scaled_dot_product_flash_attention_for_cpu"])
-    contenders = [
-        Contender("plain PyTorch", contextlib.nullcontext, model),
-        Contender("torch.utils.checkpoint", contextlib.nullcontext, model, torch_checkpoint=True),
-        Contender("lowtide EveryN(1)", lambda: saving(EveryN(1)), model),
-        Contender("lowtide EveryN(2)", lambda: saving(EveryN(2)), model),
-        Contender("lowtide SaveOps(matmuls)", lambda: saving(products), model),
-    ]
-    for k in track(range(steps + 1), "training", console=console, transient=True):
-        ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(k))
-        plain: list[torch.Tensor] = []
-        for contender in contenders:
-            grads = contender.step(ids, seed=k, metered=k == 0)
-            plain = plain or grads
-            contender.equal &= all(torch.equal(a, b) for a, b in zip(plain, grads, strict=True))
-            contender.equal &= torch.equal(contender.losses[-1], contenders[0].losses[-1])
-    return contenders
-
-
-def _model(layers: int) -> Any:
-    try:
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        raise MissingPackageError("transformers", "the demo", extra="demo") from error
-    transformers.logging.set_verbosity_error()
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        n_layer=layers, n_embd=256, n_head=8, vocab_size=VOCABULARY, n_positions=LENGTH,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config).train()
-
-
-def _table(contenders: list[Contender], layers: int, steps: int) -> Table:
-    plain = contenders[0]
-    table = Table(
-        title=f"GPT-2, {layers} layers, 256 wide, batch {BATCH} × {LENGTH}: {steps} steps each, one thread",
-        caption="peak: live tensor bytes, parameters included; time: fastest step, against plain",
-    )
-    table.add_column("")
-    for heading in ("peak", "of plain", "step time", "grads equal"):
-        table.add_column(heading, justify="right")
-    for c in contenders:
-        table.add_row(
-            c.name,
-            format_bytes(c.peak_bytes),
-            f"{100 * c.peak_bytes / plain.peak_bytes:.0f} %",
-            f"× {c.best_s / plain.best_s:.2f}",
-            "to the bit" if c.equal else "NO",
-        )
-    return table
+    run(layers, steps)

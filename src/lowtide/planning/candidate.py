@@ -34,9 +34,11 @@ def judged(
     simulator: Simulator, keep: list[bool] | tuple[bool, ...], again: frozenset[int] = frozenset(), *, solver: str
 ) -> Candidate | None:
     """The candidate, or None if it replays so much that nobody would want it."""
+    keep = tuple(bool(kept) for kept in simulator.problem.obeyed(keep))
+    again = frozenset(j for j in again if not keep[j])
     limit = min(_REPLAYS_AN_OP * simulator.problem.n_ops + 1000, max(_MOST_REPLAYS, 4 * simulator.problem.n_ops))
     try:
         simulation = simulator.run(keep, again, max_replays=limit)
     except TooManyReplaysError:
         return None
-    return Candidate(tuple(keep), again, simulation, solver)
+    return Candidate(keep, again, simulation, solver)

@@ -114,7 +114,7 @@ class Formulation:
         return upper
 
     def structure(self, rows: Rows, *, after: int | None = None) -> None:
-        """What is saved is held or replayed; so is what a replay reads.
+        """What is saved is held or replayed; so is what a replay reads. What is written over held memory is held.
 
         `after` an ask (-1: all of backward), for lower bounds: only what is asked for later, from what is there
         then. What is never asked for may be neither held nor replayed.
@@ -130,6 +130,9 @@ class Formulation:
                 rows.add({self.s(j): 1.0, self.r(j): 1.0}, 1.0, np.inf)
             if problem.pinned[j]:
                 continue
+            for i in problem.over[j] if after is None else ():
+                # What is written over memory that is held cannot be made again.
+                rows.add({self.s(i): 1.0, self.r(j): 1.0} if i >= 0 else {self.r(j): 1.0}, -np.inf, float(i >= 0))
             for u in problem.inputs[j]:
                 maker = problem.maker[u]
                 if after is not None and self._answered(u, after):

@@ -166,7 +166,7 @@ def _decisions(model: Formulation, x: np.ndarray[tuple[int], np.dtype[np.float64
             keep[j] = False
             for u in problem.inputs[j]:
                 needed[u] = True
-    return keep
+    return [bool(kept) for kept in problem.obeyed(keep)]
 
 
 def _violated(simulation: Simulation, budget_bytes: int) -> list[tuple[Place, float]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import ArgumentError
-from .._units import format_bytes
+from .._units import format_bytes, format_time
 from ..trace import Trace
 from ..trace.json_form import read_document
 
@@ -95,8 +95,8 @@ class Plan:
             f"budget       {format_bytes(self.budget_bytes)}",
             f"peak         {format_bytes(self.predicted_peak_bytes)}, {share:.0f} % of "
             f"{format_bytes(self.plain_peak_bytes)} without a plan; {self.peak_at}",
-            f"step         {_time(self.predicted_step_s)}, {slower:.1f} % more than {_time(self.plain_step_s)}; "
-            f"no plan can do with less than {bound:.1f} % more",
+            f"step         {format_time(self.predicted_step_s)}, {slower:.1f} % more than "
+            f"{format_time(self.plain_step_s)}; no plan can do with less than {bound:.1f} % more",
             f"recompute    {len(self.recomputed):,} of {len(self.keep):,} ops, {self.replayed_ops:,} replays"
             + (f", {len(self.again):,} ops more than once" if self.again else ""),
             f"found by     {self.solver}, in {self.solve_s:.1f} s",
@@ -216,11 +216,5 @@ def _row(kind: ModuleKind) -> tuple[str, str, str, str, str]:
         f"{kind.ops:,}",
         format_bytes(kind.kept_bytes),
         format_bytes(kind.recomputed_bytes),
-        _time(kind.recompute_s),
+        format_time(kind.recompute_s),
     )
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1 or seconds == 0:
-        return f"{seconds:.2f} s"
-    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"

@@ -29,6 +29,9 @@ class Problem:
         """By op, without sources."""
         self.outputs = [list(op.outputs) for op in trace.ops]
         self.writes = [[w for w in op.writes if w.old is None or self.maker[w.old] >= 0] for op in trace.ops]
+        self.over = [[self.maker[w.old] for w in op.writes if w.old is not None] for op in trace.ops]
+        """By op: the makers of the values that it overwrites and reads."""
+        self._rewriters = [j for j, makers in enumerate(self.over) if makers]
         self.consumers: list[list[int]] = [[] for _ in range(n_values)]
         for j, inputs in enumerate(self.inputs):
             for v in inputs:
@@ -99,6 +102,15 @@ class Problem:
         for j in again:
             if not 0 <= j < self.n_ops or keep[j]:
                 raise ArgumentError(f"op {j} is to be made again more than once, but is not to be recomputed")
+
+    def obeyed(self, keep: Sequence[int | bool]) -> Sequence[int | bool]:
+        """The decisions as the engine obeys them: what is written over memory that is kept cannot be made again."""
+        if not any(not keep[j] and any(i < 0 or keep[i] for i in self.over[j]) for j in self._rewriters):
+            return keep
+        obeyed = list(keep)
+        for j in self._rewriters:
+            obeyed[j] = obeyed[j] or any(i < 0 or obeyed[i] for i in self.over[j])
+        return obeyed
 
     def keep_all(self) -> list[bool]:
         """The decisions of plain PyTorch."""

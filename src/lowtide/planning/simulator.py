@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,16 @@ class Simulation:
     """By op: how often it is replayed."""
 
 
+class Watcher(Protocol):
+    """Follows backward: whose bytes come and go, and each moment at which they are counted."""
+
+    def change(self, value: int, ours: int, others: int) -> None:
+        """By how many (-1, 0, 1) the copies of a value change that we hold, and that others hold."""
+
+    def moment(self, ask: int, replayed: int | None, scratch_bytes: int) -> None:
+        """An op is being replayed for this ask, with results that nobody wants; or (None) the ask is answered."""
+
+
 def simulate(trace: Trace, keep: Sequence[int | bool], again: Iterable[int] = ()) -> Simulation:
     """Judge one set of decisions. For many of one trace, make a `Simulator` once."""
     return Simulator(Problem(trace)).run(keep, again)
@@ -75,14 +85,22 @@ class Simulator:
         self._recipe_end = [min(end, problem.n_ops - 1) for end in problem.natural_end]
 
     def run(
-        self, keep: Sequence[int | bool], again: Iterable[int] = (), *, max_replays: int | None = None
+        self,
+        keep: Sequence[int | bool],
+        again: Iterable[int] = (),
+        *,
+        max_replays: int | None = None,
+        watcher: Watcher | None = None,
     ) -> Simulation:
         """Follow the decisions through forward and backward: O(ops + asks + replays)."""
         again_set = frozenset(again)
         self.problem.check_decisions(keep, again_set)
+        keep = self.problem.obeyed(keep)
+        again_set = frozenset(j for j in again_set if not keep[j])
         ends, wanted_until = self._forward_ends(keep)
         forward_live = self._forward_live(ends)
         backward = _Backward(self.problem, keep, again_set, wanted_until, max_replays)
+        backward.watcher = watcher
         ask_live = np.array([backward.answer(k) for k in range(self.problem.n_asks)], dtype=np.int64) + self._ask_other
         peak_bytes, peak_at = _peak(forward_live, ask_live)
         return Simulation(
@@ -95,6 +113,10 @@ class Simulator:
             replayed_ops=backward.replayed_ops,
             replays=tuple(backward.replays),
         )
+
+    def forward_ends(self, keep: Sequence[int | bool]) -> list[int]:
+        """By value: the last op while which it is alive in forward; the number of ops: into backward."""
+        return self._forward_ends(keep)[0]
 
     def held_into_backward(self, keep: Sequence[int | bool]) -> list[int]:
         """The values that we hold when backward begins."""
@@ -171,6 +193,7 @@ class _Backward:
         self.replays = [0] * n
         self.watching = False
         self.seen: list[int] = []
+        self.watcher: Watcher | None = None
         self._limit = max_replays
         self._resident = [False] * problem.n_values
         self._answered = [False] * problem.n_values  # asked for, and its handle not yet gone
@@ -214,6 +237,8 @@ class _Backward:
             self._answered[v] = True
             if not self._resident[v]:
                 most = max(most, self._make(v))
+        if self.watcher is not None:
+            self.watcher.moment(k, None, 0)
         for gone in problem.freed_after[k]:
             self._answered[gone] = False
             self._release(gone)
@@ -222,6 +247,8 @@ class _Backward:
         for gone in self._leaves_after.pop(k, ()):
             self._natural[gone] = False
             self._live -= problem.nbytes[gone]
+            if self.watcher is not None:
+                self.watcher.change(gone, 0, -1)
         return most
 
     def _make(self, wanted: int) -> int:
@@ -272,6 +299,8 @@ class _Backward:
                 # Its memory becomes the new value's (Rule 6).
                 resident[write.old] = False
                 self._live -= problem.nbytes[write.old]
+                if self.watcher is not None:
+                    self.watcher.change(write.old, -1, 0)
             if write.new not in made:
                 scratch += problem.nbytes[write.old]
         written = {write.new for write in problem.writes[op]}
@@ -282,6 +311,10 @@ class _Backward:
             self._live += problem.nbytes[v]
         if self.watching:
             self._note(scratch)
+        if self.watcher is not None:
+            for v in made:
+                self.watcher.change(v, 1, 0)
+            self.watcher.moment(self._ask, op, scratch)
         during = self._live + scratch
         if again:
             for v in made:
@@ -320,10 +353,13 @@ class _Backward:
         if not self._resident[v]:
             return
         self._resident[v] = False
-        if self._stays_until.get(v, -1) >= self._ask:
+        stays = self._stays_until.get(v, -1) >= self._ask
+        if stays:
             self._stay_on(v)
         else:
             self._live -= self.problem.nbytes[v]
+        if self.watcher is not None:
+            self.watcher.change(v, -1, int(stays))
 
     def _drop_unless_answered(self, v: int) -> None:
         """What was made as an intermediate is not retained, unless a handle has been given it."""

@@ -1,0 +1,133 @@
+"""The command line as a whole: help that teaches, commands that load late, completion, and the demo for real."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+import lowtide
+from lowtide.cli import main
+
+COMMANDS = ("plan", "frontier", "run", "demo", "doctor", "completion")
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_group_lists_every_command_and_the_exit_codes() -> None:
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in result.stdout
+    assert "3 a budget that cannot be met" in words(result.stdout)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(name: str) -> None:
+    result = CliRunner().invoke(main, [name, "--help"])
+    assert result.exit_code == 0
+    _, _, examples = result.stdout.partition("Examples:\n")
+    assert examples.lstrip().startswith(f"lowtide {name}")
+    assert CliRunner().invoke(main, [name, "-h"]).stdout == result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_is_for(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert all(option.help for option in options)
+
+
+def test_presets_are_listed_where_they_can_be_used() -> None:
+    from lowtide.cli._presets import PRESETS
+
+    for name in ("plan", "frontier"):
+        text = CliRunner().invoke(main, [name, "--help"]).stdout
+        assert all(f"\n    {preset} " in text for preset in PRESETS)
+
+
+def test_version_and_wrong_words() -> None:
+    assert lowtide.__version__ in CliRunner().invoke(main, ["--version"]).output
+    wrong = CliRunner().invoke(main, ["nonsense"])
+    assert wrong.exit_code == 2
+    assert "No such command 'nonsense'" in wrong.output
+    wrong = CliRunner().invoke(main, ["demo", "--layers", "1"])
+    assert wrong.exit_code == 2
+    assert "2<=x<=48" in wrong.output
+
+
+def test_help_completion_and_the_module_need_no_torch() -> None:
+    lines = [
+        "import os, sys",
+        "from lowtide.cli import main",
+        "for words in (['--help'], ['plan', '--help'], ['frontier', '--help'], ['doctor', '-h'], ['demo', '-h'],",
+        "              ['completion', 'zsh'], ['--version']):",
+        "    try: main(words, prog_name='lowtide')",
+        "    except SystemExit as end: assert end.code == 0, words",
+        "os.environ.update(COMP_WORDS='lowtide ', COMP_CWORD='1', _LOWTIDE_COMPLETE='zsh_complete')",
+        "try: main([], prog_name='lowtide', complete_var='_LOWTIDE_COMPLETE')",
+        "except SystemExit as end: assert end.code == 0",
+        "assert not {'torch', 'numpy', 'scipy', 'transformers'} & set(sys.modules)",
+    ]
+    out = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    answers = out.stdout.rpartition(f"version {lowtide.__version__}\n")[2].split("\n")
+    assert set(COMMANDS) <= set(answers)
+
+
+def test_the_module_is_the_command() -> None:
+    out = subprocess.run([sys.executable, "-m", "lowtide", "--version"], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == f"lowtide, version {lowtide.__version__}"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_for_that_shell(shell: str) -> None:
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert f"_LOWTIDE_COMPLETE={shell}_complete" in result.stdout
+
+
+def test_completion_of_an_unknown_shell() -> None:
+    result = CliRunner().invoke(main, ["completion", "cmd"])
+    assert result.exit_code == 2
+    assert "'cmd' is not one of 'bash', 'zsh', 'fish'" in result.stderr
+
+
+def test_presets_complete() -> None:
+    from click.shell_completion import ShellComplete
+
+    complete = ShellComplete(main, {}, "lowtide", "_LOWTIDE_COMPLETE")
+    found = [item.value for item in complete.get_completions(["plan", "--preset"], "gpt2")]
+    assert found == ["gpt2-tiny", "gpt2-small"]
+    assert [item.value for item in complete.get_completions([], "f")] == ["frontier"]
+
+
+def test_the_demo_trains_and_tells_the_truth() -> None:
+    from lowtide.cli._contest import run
+
+    console = Console(record=True, width=120)
+    table = run(layers=2, steps=1, console=console)
+    text = console.export_text()
+    assert table.row_count == 5
+    assert text.count("to the bit") == 5
+    assert "NO" not in text
+    share = {line.split("│")[1].strip(): line.split("│")[3].strip() for line in text.splitlines() if "%" in line}
+    assert share["plain PyTorch"] == "100 %"
+    percent = {k: int(v.removesuffix(" %")) for k, v in share.items()}
+    assert percent["lowtide EveryN(1)"] < 80
+    assert percent["lowtide SaveOps(matmuls)"] < 80
+    assert percent["lowtide EveryN(2)"] <= 100  # two layers in one segment: hardly a saving
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    result = CliRunner().invoke(main, ["demo", "--layers", "2"])
+    assert result.exit_code == 1
+    assert result.stderr == """Error: the demo needs the package 'transformers': pip install "lowtide[demo]"\n"""

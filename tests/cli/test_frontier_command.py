@@ -1,0 +1,45 @@
+"""`lowtide frontier` end to end on a small preset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import Result
+
+Command = Callable[..., Result]
+WORDS = ("frontier", "--preset", "gpt2-tiny", "--batch", "2", "--seq", "32", "--points", "3", "--deadline", "1")
+
+
+def test_a_table_and_every_file(lowtide_command: Command, tmp_path: Path) -> None:
+    files = {kind: tmp_path / f"frontier.{kind}" for kind in ("json", "html", "png")}
+    outputs = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    result = lowtide_command(*WORDS, *outputs)
+    assert result.exit_code == 0
+    assert "of plain" in result.stdout
+    assert "every block" in result.stdout
+    assert "1 of 3" in result.stderr
+    assert "3 of 3" in result.stderr
+    document = json.loads(files["json"].read_text())
+    points = document["points"]
+    assert points[0]["peak_bytes"] < points[-1]["peak_bytes"] == document["plain_peak_bytes"]
+    assert points[0]["step_s"] > points[-1]["step_s"]
+    page = files["html"].read_text(encoding="utf-8")
+    assert "every block" in page
+    assert "<svg" in page
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_on_stdout_is_alone_there(lowtide_command: Command, own_models: Path) -> None:
+    result = lowtide_command(
+        "frontier", "own_models:build", "--loss", "own_models:loss", "--points", "2", "--deadline", "1", "--json", "-"
+    )
+    assert result.exit_code == 0
+    assert len(json.loads(result.stdout)["points"]) == 2
+
+
+def test_a_frontier_has_two_points(lowtide_command: Command) -> None:
+    result = lowtide_command("frontier", "--preset", "gpt2-tiny", "--points", "1")
+    assert result.exit_code == 2
+    assert "1 is not in the range x>=2" in result.stderr

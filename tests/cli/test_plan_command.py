@@ -1,0 +1,152 @@
+"""`lowtide plan` end to end on small models: the answer, its files, and the exit code that scripts read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+
+import lowtide
+from lowtide import Plan
+
+Command = Callable[..., Result]
+OWN = ("plan", "own_models:build", "--loss", "own_models:loss", "--deadline", "3")
+
+
+def plain_peak(command: Command, *words: str) -> int:
+    """The peak of the plain step here and now: whatever else this process holds is in it."""
+    result = command(*words, "--budget", "64GiB", "--json", "-", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    return Plan.from_json(result.stdout).plain_peak_bytes
+
+
+def test_a_preset_that_fits_with_recomputing(lowtide_command: Command, tmp_path: Path) -> None:
+    words = ("plan", "--preset", "gpt2-tiny", "--batch", "4", "--seq", "64", "--deadline", "3")
+    peak = plain_peak(lowtide_command, *words)
+    budget = peak - 2 * 2**20
+    files = {kind: tmp_path / f"plan.{kind}" for kind in ("json", "html", "png")}
+    outputs = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    result = lowtide_command(*words, "--budget", f"{budget}B", *outputs)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("fits: gpt2-tiny, batch 4, peaks at ")
+    assert "more time" in result.stdout
+    assert "transformer.h.*.attn" in result.stdout
+    assert "profiling one step" in result.stderr
+    plan = Plan.load(files["json"])
+    assert plan.recomputed
+    assert plan.predicted_peak_bytes <= budget < plan.plain_peak_bytes
+    page = files["html"].read_text(encoding="utf-8")
+    assert page.startswith("<!")
+    assert "<svg" in page
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plan_that_is_written_can_be_obeyed(lowtide_command: Command, own_models: Path) -> None:
+    peak = plain_peak(lowtide_command, *OWN, "--batch", "256")
+    result = lowtide_command(*OWN, "--batch", "256", "--budget", f"{peak - 2**17}B", "--json", "plan.json", "-q")
+    assert result.exit_code == 0
+    plan = Plan.load("plan.json")
+    assert plan.recomputed
+    from own_models import build, loss  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    model, batch = build(256)
+    loss(model(batch)).backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    lowtide.fit(model, plan=plan)
+    loss(model(batch)).backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True))
+    assert lowtide.report(model).plan.fingerprint == plan.fingerprint
+
+
+def test_what_does_not_fit_has_its_own_exit_code(lowtide_command: Command, own_models: Path) -> None:
+    result = lowtide_command(*OWN, "--budget", "100KiB", "--html", "plan.html", "-q")
+    assert result.exit_code == 3
+    assert result.stderr == ""
+    text = " ".join(result.stdout.split())
+    assert text.startswith("does not fit: a budget of 100.00 KiB cannot be met: the smallest that works is ")
+    assert "What helps: a smaller batch" in text
+    assert not Path("plan.html").exists()
+
+
+def test_the_smallest_budget_that_is_said_works(lowtide_command: Command, own_models: Path) -> None:
+    refused = lowtide_command(*OWN, "--budget", "100KiB", "--json", "-", "-q")
+    assert refused.exit_code == 3
+    document = json.loads(refused.stdout)
+    assert document["fits"] is False
+    assert document["budget_bytes"] == 100 * 1024
+    smallest = document["smallest_bytes"]
+    assert lowtide_command(*OWN, "--budget", f"{smallest + 4096}B", "-q").exit_code == 0
+    assert lowtide_command(*OWN, "--budget", f"{smallest // 2}B", "-q").exit_code == 3
+
+
+def test_the_state_of_an_optimizer_is_counted(lowtide_command: Command, own_models: Path) -> None:
+    parameters = 8 * (64 * 64 + 64) * 4
+    peaks = {name: plain_peak(lowtide_command, *OWN, "--optimizer", name) for name in ("sgd", "momentum", "adam")}
+    assert peaks["momentum"] - peaks["sgd"] == pytest.approx(parameters, abs=4096)
+    assert peaks["adam"] - peaks["sgd"] == pytest.approx(2 * parameters, abs=4096)
+    refused = lowtide_command(*OWN, "--optimizer", "adam", "--budget", f"{parameters}B", "-q")
+    assert refused.exit_code == 3  # the state alone is larger, and still there is an answer
+    assert "the smallest that works is" in " ".join(refused.stdout.split())
+
+
+def test_json_on_stdout_is_alone_there(lowtide_command: Command, own_models: Path) -> None:
+    result = lowtide_command(*OWN, "--budget", "1GiB", "--json", "-")
+    assert result.exit_code == 0
+    assert Plan.from_json(result.stdout).budget_bytes == 2**30
+    assert "profiling one step" in result.stderr
+
+
+def test_quiet_and_verbose(lowtide_command: Command, own_models: Path) -> None:
+    quiet = lowtide_command(*OWN, "--budget", "1GiB", "--quiet")
+    assert quiet.stderr == ""
+    verbose = lowtide_command(*OWN, "--budget", "1GiB", "--quiet", "-v")
+    assert "ops, " in verbose.stderr
+    assert "of trained parameters" in verbose.stderr
+    assert logging.getLogger("lowtide").level == logging.NOTSET
+    assert not logging.getLogger("lowtide").handlers
+
+
+def test_the_largest_batch_fits_and_the_next_does_not(lowtide_command: Command, own_models: Path) -> None:
+    words = (*OWN, "--budget", f"{plain_peak(lowtide_command, *OWN, '--batch', '96')}B", "-q")
+    result = lowtide_command(*words, "--max-batch", "--batch", "64", "--json", "largest.json")
+    assert result.exit_code == 0
+    document = json.loads(Path("largest.json").read_text())
+    batch = document["batch"]
+    assert batch >= 96  # what fits plainly fits
+    tried = {one["batch"]: one["fits"] for one in document["tried"]}
+    assert tried[batch]
+    assert tried[batch + 1] is False
+    assert all(fits == (size <= batch) for size, fits in tried.items())
+    assert Plan.from_json(json.dumps(document["plan"])).predicted_peak_bytes <= document["budget_bytes"]
+    assert f"batch {batch}, peaks at" in result.stdout
+    assert "no larger batch fits" in result.stdout
+
+
+def test_not_even_one_sample_fits(lowtide_command: Command, own_models: Path) -> None:
+    result = lowtide_command(*OWN, "--budget", "100KiB", "--max-batch", "--batch", "2", "--json", "-", "-q")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["smallest_bytes"] > 100 * 1024
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2, 5, 7, 8, 9, 31, 32])
+@pytest.mark.parametrize("start", [1, 3, 8, 40])
+def test_the_search_finds_the_largest(largest: int, start: int) -> None:
+    from lowtide.cli._asking import search_largest
+
+    asked: list[int] = []
+
+    def works(batch: int) -> bool:
+        asked.append(batch)
+        return batch <= largest
+
+    assert search_largest(works, start, most=32) == largest
+    assert len(asked) == len(set(asked))
+    assert max(asked) <= 32
+    assert min(asked) >= 1
