@@ -168,6 +168,8 @@ def _let_go_of_transients(frame: _Frame, waiting: Counter[Value], wanted: Value,
     """What a plan says is to be made more than once stays only for the ops that wait for it, and its own asks."""
     for value in frame.transient:
         waiting[value] -= 1
+        if not waiting[value]:
+            del waiting[value]  # or it would hold the value, and what that is made from
     made = [m() for _, m in frame.recipe.made] + [w.made() for w in frame.recipe.writes if w.made is not None]
     for value in [*frame.transient, *(v for v in made if v is not None)]:
         if (

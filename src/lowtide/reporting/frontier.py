@@ -34,11 +34,13 @@ class Frontier:
     plain_step_s: float
 
     def __str__(self) -> str:
-        rows = [("peak", "of plain", "time", "bound", "")]
-        rows += [self._row(point) for point in self.points]
-        rows += [self._row(point) for point in self.baselines]
+        rows = [("peak", "of plain", "time", "bound", ""), *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         return "\n".join("  ".join([*(row[i].rjust(widths[i]) for i in range(4)), row[4]]).rstrip() for row in rows)
+
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """By plan, then by baseline: peak, share of plain, time, bound and name, as text."""
+        return [self._row(point) for point in (*self.points, *self.baselines)]
 
     def _row(self, point: Point) -> tuple[str, str, str, str, str]:
         return (
@@ -60,7 +62,13 @@ class Frontier:
         except ImportError as error:
             raise MissingPackageError("matplotlib", "a plot of a frontier", extra="plots") from error
         figure = Figure(figsize=(7, 4.5), layout="constrained")
-        axes = figure.add_subplot()
+        self.draw(figure.add_subplot())
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    def draw(self, axes: Any) -> None:
+        """The same on matplotlib axes of yours."""
         x = [point.peak_bytes / 2**20 for point in self.points]
         axes.plot(x, [point.step_s / self.plain_step_s for point in self.points], "o-", ms=4, label="lowtide's plans")
         axes.plot(
@@ -71,6 +79,3 @@ class Frontier:
         axes.set(xlabel="peak of live bytes, MiB", ylabel="step time, plain = 1", title="What less memory costs")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure

@@ -1,0 +1,58 @@
+"""What a plan does with the values of each kind of module, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..planning import Problem, Simulator
+from ..planning.describing import module_kind
+from .timeline import Timeline
+
+
+@dataclass(frozen=True)
+class ModuleAccount:
+    """The modules of one kind ("h.*.mlp"). Values inside them that nobody needs in backward do not appear."""
+
+    name: str
+    modules: int
+    ops: int
+    values_kept: int = 0
+    kept_bytes: int = 0
+    """Held from forward into backward."""
+    values_recomputed: int = 0
+    recomputed_bytes: int = 0
+    """Saved by autograd in plain PyTorch, and made again here."""
+    replays: int = 0
+    recompute_s: float = 0.0
+
+    def __add__(self, other: ModuleAccount) -> ModuleAccount:
+        return ModuleAccount(
+            self.name,
+            self.modules + other.modules,
+            self.ops + other.ops,
+            self.values_kept + other.values_kept,
+            self.kept_bytes + other.kept_bytes,
+            self.values_recomputed + other.values_recomputed,
+            self.recomputed_bytes + other.recomputed_bytes,
+            self.replays + other.replays,
+            self.recompute_s + other.recompute_s,
+        )
+
+
+def account_modules(timeline: Timeline) -> tuple[ModuleAccount, ...]:
+    """One account for each kind of module, those with the most bytes first."""
+    trace, keep, simulation = timeline.trace, timeline.keep, timeline.simulation
+    problem = Problem(trace)
+    held = frozenset(Simulator(problem).held_into_backward(keep))
+    paths: dict[str, set[str]] = {}
+    accounts: dict[str, ModuleAccount] = {}
+    for j, op in enumerate(trace.ops):
+        kind = module_kind(op.module)
+        paths.setdefault(kind, set()).add(op.module)
+        kept = [problem.nbytes[v] for v in problem.outputs[j] if v in held]
+        remade = [] if keep[j] else [problem.nbytes[v] for v in problem.outputs[j] if problem.saved[v]]
+        replays = simulation.replays[j]
+        one = ModuleAccount(kind, 0, 1, len(kept), sum(kept), len(remade), sum(remade), replays, replays * op.time_s)
+        accounts[kind] = accounts[kind] + one if kind in accounts else one
+    rows = [replace(account, modules=len(paths[kind])) for kind, account in accounts.items()]
+    return tuple(sorted(rows, key=lambda row: -(row.kept_bytes + row.recomputed_bytes)))

@@ -1,0 +1,211 @@
+"""The course of one step under a plan: every moment, and who holds the live bytes in it.
+
+Made by following the simulator, so that the bytes of every moment add up to exactly what it counts. A trace
+knows the bytes of its values one by one; of everything else (parameters, gradients, optimizer state, what
+backward takes and gives back) only the sum. `KINDS` says how that sum is told apart, and how far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..planning import Problem, Simulation, Simulator
+from ..planning.describing import module_kind
+from ..trace import Trace
+
+Bytes = npt.NDArray[np.int64]
+
+KINDS = {
+    "parameters": "parameters, buffers and batch, as far as ops of forward read them",
+    "gradients": "what backward takes beside values and does not give back before the step ends; an upper estimate",
+    "kept": "values held from forward into backward, from the moment they are made",
+    "recomputed": "values that a replay has made again",
+    "temporary": "values of forward that are gone before backward, unwanted results of replays, and what backward "
+    "takes beside values and gives back (gradients of activations, scratch)",
+    "other": "alive during the whole step but read by no op of forward (optimizer state, other tensors), and values "
+    "that the script itself holds into backward",
+}
+"""By kind of bytes: what is counted there."""
+_PARAMETERS, _GRADIENTS, _KEPT, _RECOMPUTED, _TEMPORARY, _OTHER = range(len(KINDS))
+
+FORWARD, REPLAY, BACKWARD = "forward", "replay", "backward"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One op of forward, one replay, or backward's own work after one ask."""
+
+    phase: str
+    """`FORWARD`, `REPLAY` or `BACKWARD`."""
+    op: int | None
+    """The op that runs; in backward the one that made the value asked for, None for a value from outside."""
+    ask: int | None
+    """None in forward."""
+    start_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """The moments of a step in order, with live bytes by kind and by module."""
+
+    trace: Trace
+    keep: tuple[bool, ...]
+    """By op, as the engine obeys the decisions."""
+    simulation: Simulation
+    moments: tuple[Moment, ...]
+    kind_bytes: Bytes
+    """Moments × `KINDS`."""
+    modules: tuple[str, ...]
+    """Kinds of modules ("h.*.mlp"), in the order of forward."""
+    module_bytes: Bytes
+    """Moments × `modules`: bytes of the values they made, and of replays of their ops."""
+    other_bytes: Bytes
+    """By moment: what is of no value, and so of no module."""
+
+    @property
+    def live_bytes(self) -> Bytes:
+        """By moment: everything."""
+        total: Bytes = self.kind_bytes.sum(axis=1)
+        return total
+
+    @property
+    def peak(self) -> int:
+        """The fullest moment; the first of several."""
+        return int(self.live_bytes.argmax())
+
+    @property
+    def forward_s(self) -> float:
+        """When forward ends."""
+        return max((m.start_s + m.duration_s for m in self.moments if m.phase == FORWARD), default=0.0)
+
+    @property
+    def duration_s(self) -> float:
+        """Of the whole step."""
+        return self.moments[-1].start_s + self.moments[-1].duration_s if self.moments else 0.0
+
+    def describe(self, moment: int) -> str:
+        """ "replay of aten.gelu.default in h.3.mlp" """
+        at = self.moments[moment]
+        if at.op is None:
+            return "backward, given something from outside"
+        op = self.trace.ops[at.op]
+        name = op.name + (f" in {op.module}" if op.module else "")
+        return {FORWARD: name, REPLAY: f"replay of {name}", BACKWARD: f"backward, given what {name} made"}[at.phase]
+
+
+def follow(trace: Trace, keep: Sequence[bool], again: Iterable[int] = ()) -> Timeline:
+    """Play the decisions through one step."""
+    simulator = Simulator(Problem(trace))
+    obeyed = tuple(bool(kept) for kept in simulator.problem.obeyed(keep))
+    modules = {name: number for number, name in enumerate(dict.fromkeys(module_kind(op.module) for op in trace.ops))}
+    census = _Census(simulator, obeyed, modules)
+    simulation = simulator.run(keep, again, watcher=census)
+    kind_bytes = np.array(census.kind_rows, dtype=np.int64).reshape(len(census.moments), len(KINDS))
+    other_bytes = np.array([_other_bytes(trace, moment) for moment in census.moments], dtype=np.int64)
+    _split_other_bytes(trace, census.moments, other_bytes, kind_bytes)
+    return Timeline(
+        trace=trace,
+        keep=obeyed,
+        simulation=simulation,
+        moments=tuple(census.moments),
+        kind_bytes=kind_bytes,
+        modules=tuple(modules),
+        module_bytes=np.array(census.module_rows, dtype=np.int64).reshape(len(census.moments), len(modules)),
+        other_bytes=other_bytes,
+    )
+
+
+class _Census:
+    """Counts the bytes of values, moment by moment; the simulator's watcher in backward."""
+
+    def __init__(self, simulator: Simulator, keep: Sequence[bool], modules: dict[str, int]) -> None:
+        problem = simulator.problem
+        trace = problem.trace
+        self.moments: list[Moment] = []
+        self.kind_rows: list[Bytes] = []
+        self.module_rows: list[Bytes] = []
+        self._problem = problem
+        self._module = [modules[module_kind(op.module)] for op in trace.ops]
+        self._ours = [_KEPT if maker >= 0 and keep[maker] else _RECOMPUTED for maker in problem.maker]
+        self._kinds = np.zeros(len(KINDS), dtype=np.int64)
+        self._modules = np.zeros(len(modules), dtype=np.int64)
+        self._now_s = 0.0
+        timed_s = sum(op.time_s for op in trace.ops) + sum(ask.time_s for ask in trace.asks)
+        # What no record accounts for is backward's: a profile leaves nothing over, a trace written by hand may.
+        self._untimed_s = max(0.0, trace.step_s - timed_s) / max(1, problem.n_asks)
+        self._walk_forward(simulator.forward_ends(keep), frozenset(simulator.held_into_backward(keep)))
+
+    def _walk_forward(self, ends: list[int], held: frozenset[int]) -> None:
+        problem = self._problem
+        goes_after: list[list[int]] = [[] for _ in range(problem.n_ops)]
+        for j in range(problem.n_ops):
+            for v in problem.outputs[j]:
+                if ends[v] < problem.n_ops:
+                    goes_after[ends[v]].append(v)
+                    self._count(v, _TEMPORARY, 1)
+                else:
+                    self._count(v, _KEPT if v in held else _OTHER, 1)
+            self._add(FORWARD, j, None, problem.time_s[j])
+            for v in goes_after[j]:
+                self._count(v, _TEMPORARY, -1)
+
+    def change(self, value: int, ours: int, others: int) -> None:
+        """Copies of a value come or go."""
+        self._count(value, self._ours[value], ours)
+        self._count(value, _OTHER, others)
+
+    def moment(self, ask: int, replayed: int | None, scratch_bytes: int) -> None:
+        """A replay runs, or an ask has been answered."""
+        if replayed is not None:
+            self._add(REPLAY, replayed, ask, self._problem.time_s[replayed], scratch_bytes)
+            return
+        maker = self._problem.maker[self._problem.ask_value[ask]]
+        own_s = self._problem.trace.asks[ask].time_s + self._untimed_s
+        self._add(BACKWARD, maker if maker >= 0 else None, ask, own_s)
+
+    def _count(self, value: int, kind: int, copies: int) -> None:
+        nbytes = copies * self._problem.nbytes[value]
+        self._kinds[kind] += nbytes
+        self._modules[self._module[self._problem.maker[value]]] += nbytes
+
+    def _add(self, phase: str, op: int | None, ask: int | None, duration_s: float, scratch_bytes: int = 0) -> None:
+        self.moments.append(Moment(phase, op, ask, self._now_s, duration_s))
+        self._now_s += duration_s
+        kinds, modules = self._kinds.copy(), self._modules.copy()
+        if op is not None:
+            kinds[_TEMPORARY] += scratch_bytes
+            modules[self._module[op]] += scratch_bytes
+        self.kind_rows.append(kinds)
+        self.module_rows.append(modules)
+
+
+def _other_bytes(trace: Trace, moment: Moment) -> int:
+    if moment.ask is not None:
+        return trace.asks[moment.ask].other_bytes
+    assert moment.op is not None  # forward
+    return trace.ops[moment.op].other_bytes
+
+
+def _split_other_bytes(trace: Trace, moments: list[Moment], other_bytes: Bytes, kind_bytes: Bytes) -> None:
+    """Add the bytes that are of no value to their kinds, as `KINDS` explains them."""
+    if not moments:
+        return
+    sources: dict[int, int] = {}
+    for value in trace.values:
+        if value.op is None:
+            sources[value.storage] = max(value.nbytes, sources.get(value.storage, 0))
+    throughout = int(other_bytes.min())
+    parameters = min(throughout, sum(sources.values()))
+    # Never less from here to the end of the step: what is there now and stays.
+    stays = np.minimum.accumulate(other_bytes[::-1])[::-1] - throughout
+    in_backward = np.array([moment.phase != FORWARD for moment in moments])
+    gradients = np.where(in_backward, stays, 0)
+    kind_bytes[:, _PARAMETERS] += parameters
+    kind_bytes[:, _OTHER] += throughout - parameters
+    kind_bytes[:, _GRADIENTS] += gradients
+    kind_bytes[:, _TEMPORARY] += other_bytes - throughout - gradients

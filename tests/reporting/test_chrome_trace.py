@@ -1,0 +1,51 @@
+"""The timeline for Chrome and Perfetto."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from lowtide.reporting.timeline import BACKWARD, FORWARD, REPLAY
+
+from .reports import gpt_report, hostile_report
+
+
+def events_of(report):
+    return json.loads(report.to_chrome_trace())["traceEvents"]
+
+
+@pytest.mark.parametrize("make", [gpt_report, hostile_report])
+def test_events_follow_each_other(make):
+    timed = [event for event in events_of(make()) if event["ph"] != "M"]
+    assert all(earlier["ts"] <= later["ts"] for earlier, later in pairwise(timed))
+    slices = [event for event in timed if event["ph"] == "X"]
+    for earlier, later in pairwise(slices):
+        assert earlier["ts"] + earlier["dur"] == pytest.approx(later["ts"])
+    assert slices[-1]["ts"] + slices[-1]["dur"] == pytest.approx(1e6 * make().predicted_step_s)
+
+
+def test_each_track_has_its_slices():
+    report = gpt_report()
+    slices = [event for event in events_of(report) if event["ph"] == "X"]
+    names = {e["tid"]: e["args"]["name"] for e in events_of(report) if e["name"] == "thread_name"}
+    by_track = {track: [e for e in slices if names[e["tid"]] == track] for track in (FORWARD, REPLAY, BACKWARD)}
+    assert [e["name"] for e in by_track[FORWARD]] == [op.name for op in report.trace.ops]
+    assert [e["dur"] for e in by_track[FORWARD]] == pytest.approx([1e6 * op.time_s for op in report.trace.ops])
+    assert len(by_track[REPLAY]) == report.plan.replayed_ops
+    extra_s = report.plan.predicted_step_s - report.plan.plain_step_s
+    assert sum(e["dur"] for e in by_track[REPLAY]) == pytest.approx(1e6 * extra_s)
+    assert [e["args"]["ask"] for e in by_track[BACKWARD]] == list(range(len(report.trace.asks)))
+
+
+def test_memory_is_counted():
+    report = gpt_report()
+    counters = [event for event in events_of(report) if event["ph"] == "C"]
+    totals = [e["args"]["all"] for e in counters if e["name"] == "live bytes"]
+    kinds = [sum(e["args"].values()) for e in counters if e["name"] == "live bytes by kind"]
+    assert max(totals) == report.predicted_peak_bytes
+    assert totals[:-1] == kinds  # the last says that the step is over
+
+
+def test_saving(tmp_path):
+    gpt_report().save_chrome_trace(tmp_path / "step.json")
+    assert json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))["otherData"]["device"] == "cpu"
