@@ -26,6 +26,7 @@ def main() -> None:
     options = parser.parse_args()
     rule = eval(options.rule, {"__builtins__": {}}, RULES)
 
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     config = transformers.GPT2Config(n_layer=6, n_embd=128, n_head=4, vocab_size=512, n_positions=128)

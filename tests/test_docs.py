@@ -1,51 +1,125 @@
-"""Every block of code in README and docs runs, and prints what the page says it prints.
+"""Every block of code in README and docs runs, and prints what the page says it prints; the pages tell the truth.
 
-Blocks of one page share their names, in order. A `text` block is what the Python block before it printed.
+Blocks of one page share their names, in order. A `text` block is what the Python block before it printed. A block
+below `<!-- needs package -->` runs, with all others of its page, where that package is installed.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import gc
+import importlib.util
 import io
+import json
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!http)([^)#]+)(?:#([^)]+))?\)")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^(?:<!-- needs (\w+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)")
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_blocks_run_and_print_what_they_say(page: Path) -> None:
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def run(page: Path, packages: tuple[str, ...] = ()) -> None:
+    """Run the blocks of a page, also those that need one of these packages."""
+    gc.collect()  # a page with a budget counts what other pages have left
     text = page.read_text()
     names: dict[str, Any] = {}
     printed = None
     for match in BLOCK.finditer(text):
-        kind, body, line = match[1], match[2], text[: match.start()].count("\n") + 2
-        if kind == "python":
+        needs, kind, body = match.groups()
+        line = text[: match.start(3)].count("\n") + 1
+        if needs and needs not in packages:
+            assert kind == "python", f"{name_of(page)}, line {line}: only a block of Python can need a package"
+            printed = None
+        elif kind == "python":
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
                 exec(compile("\n" * (line - 1) + body, str(page), "exec"), names)
             printed = out.getvalue()
         elif kind == "text":
-            assert printed == body, f"{page.name}, line {line}"
+            assert printed == body, f"{name_of(page)}, line {line}"
         else:
-            assert kind in ("", "sh"), f"{page.name}, line {line}: a block that nobody runs"
+            assert kind in ("", "sh"), f"{name_of(page)}, line {line}: a block that nobody runs"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_run_and_print_what_they_say(page: Path) -> None:
+    run(page)
+
+
+@pytest.mark.parametrize(
+    ("page", "package"),
+    [(page, needs) for page in PAGES for needs in sorted({m[1] for m in BLOCK.finditer(page.read_text()) if m[1]})],
+    ids=lambda value: value if isinstance(value, str) else name_of(value),
+)
+def test_blocks_that_need_a_package_run_where_it_is(page: Path, package: str) -> None:
+    pytest.importorskip(package)
+    run(page, (package,))
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in LINK.findall(BLOCK.sub("", page.read_text())):
-        path = (page.parent / target).resolve()
+        path = (page.parent / target).resolve() if target else page
         assert path.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
             slugs = [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings]
             assert anchor in slugs, f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    for path, name in NAMED_TEST.findall(page.read_text()):
+        assert (ROOT / path).is_file(), path
+        functions = {n.name for n in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(n, ast.FunctionDef)}
+        assert not name or (name.startswith("test_") and name in functions), f"{path}::{name}"
+
+
+def test_every_answer_names_the_test_that_covers_it() -> None:
+    questions = (ROOT / "docs" / "faq.md").read_text().split("\n### ")[1:]
+    assert len(questions) >= 22
+    for answer in questions:
+        assert any(name for _, name in NAMED_TEST.findall(answer)), answer.splitlines()[0]
+
+
+def test_the_costs_of_budgets_are_those_of_the_benchmark() -> None:
+    """docs/choosing.md: the least and the most of all models, for each share."""
+    models = json.loads((ROOT / "benchmarks" / "results" / "online.json").read_text())["models"]
+    times: dict[float, list[float]] = {}
+    for row in (row for model in models for row in model["rows"] if row["variant"] == "lowtide"):
+        times.setdefault(row["share"], []).append(row["times"])
+    written = re.findall(
+        r"^\| (\d+) % \| ([\d.]+) to ([\d.]+) \|$", (ROOT / "docs" / "choosing.md").read_text(), re.MULTILINE
+    )
+    assert written == [(f"{100 * s:.0f}", f"{min(t):.2f}", f"{max(t):.2f}") for s, t in sorted(times.items())[::-1]]
+
+
+def test_every_page_can_be_reached_from_the_list_of_pages() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / target).resolve() for target, _ in LINK.findall(index.read_text()) if target}
+    assert {page for page in PAGES[1:] if page != index} <= linked
+
+
+def test_the_list_of_public_names_is_that_of_the_code() -> None:
+    found = importlib.util.spec_from_file_location("make_api", ROOT / "docs" / "make_api.py")
+    assert found is not None
+    assert found.loader is not None
+    make_api: ModuleType = importlib.util.module_from_spec(found)
+    found.loader.exec_module(make_api)
+    same = make_api.PAGE.read_text() == make_api.page()
+    assert same, "docs/api.md is out of date: python docs/make_api.py"
 
 
 def test_the_map_of_rooms_is_true() -> None:

@@ -1,0 +1,185 @@
+"""Writes docs/api.md, the list of every public name, from the code: `python docs/make_api.py`.
+
+Signatures and sentences are those of the source, so that the page cannot disagree with it; a test compares the two.
+Which names are shown together, and which page explains them, is said here; a public name in no group is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import Any, get_args
+
+PAGE = Path(__file__).with_name("api.md")
+WIDTH = 110
+
+# (module, heading, pages that explain, names; None for the module's whole list, without what came before)
+GROUPS: list[tuple[str, str, str, list[str] | None]] = [
+    ("lowtide", "Models", "fit.md", ["fit", "unfit", "report", "plan", "Plan", "frontier"]),
+    ("lowtide", "Scopes", "budget.md rules.md", ["budget", "saving", "allow_replay"]),
+    ("lowtide", "Functions", "from-torch-checkpoint.md", ["checkpoint", "checkpoint_sequential"]),
+    (
+        "lowtide",
+        "Rules",
+        "rules.md",
+        ["KeepAll", "KeepNone", "EveryN", "Selective", "Segments", "SaveOps", "Policy", "OpInfo", "Decision"],
+    ),
+    (
+        "lowtide",
+        "Errors",
+        "",
+        [
+            "LowtideError",
+            "ArgumentError",
+            "NothingToDoError",
+            "BudgetError",
+            "StaleSourceError",
+            "ReplayMismatchError",
+            "ScheduleError",
+            "DiskFullError",
+            "StoreError",
+            "DamagedValueError",
+            "MissingCheckpointError",
+            "MissingPackageError",
+            "LowtideWarning",
+        ],
+    ),
+    ("lowtide.reporting.fit_report", "What `report(model)` gives", "fit.md", ["FitReport"]),
+    ("lowtide.reporting.scope_report", "What `report()` gives", "how-it-works.md", ["ScopeReport", "Pinned"]),
+    ("lowtide.reporting.room_report", "What `report().budget` is", "budget.md", ["RoomReport"]),
+    ("lowtide.reporting.frontier", "What `frontier` gives", "fit.md", ["Frontier", "Point"]),
+    ("lowtide.stores", "Stores", "budget.md choosing.md", None),
+    ("lowtide.codecs", "Codecs", "budget.md choosing.md", None),
+    ("lowtide.chain", "Chains of step functions", "chains.md", None),
+    ("lowtide.chain.schedules", "Schedules", "chains.md", None),
+]
+
+
+def page() -> str:
+    """The text of docs/api.md."""
+    import lowtide
+
+    shown = {name for module, _, _, names in GROUPS if module == "lowtide" for name in names or ()}
+    missing = set(lowtide.__all__) - shown - {"__version__", "chain"}
+    if missing:
+        raise SystemExit(f"public names that are in no group of docs/make_api.py: {', '.join(sorted(missing))}")
+    lines = [
+        "# Every public name",
+        "",
+        "Written by `python docs/make_api.py` from the source; do not edit. `lowtide.__version__` is the version.",
+        "",
+    ]
+    seen: set[int] = set()
+    for module_name, heading, pages, names in GROUPS:
+        lines += _group(importlib.import_module(module_name), heading, pages.split(), names, seen)
+    return "\n".join(lines)
+
+
+def _group(
+    module: ModuleType, heading: str, pages: list[str], names: list[str] | None, seen: set[int]
+) -> Iterator[str]:
+    links = " and ".join(f"[{_title(name)}]({name})" for name in pages)
+    yield from (f"## {heading}", "", f"In `{module.__name__}`" + (f"; explained in {links}." if links else "."), "")
+    for name in names if names is not None else sorted(module.__all__):
+        value = getattr(module, name)
+        if isinstance(value, ModuleType) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield from (f"### `{module.__name__}.{name}`", "")
+        if callable(value):
+            yield from ("```", *_lines(name, value), "```", "")
+        yield from (_sentence(value), "")
+        if isinstance(value, type):
+            yield from _members(value)
+
+
+def _title(name: str) -> str:
+    return PAGE.with_name(name).read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+
+
+def _sentence(value: Any) -> str:
+    """The first paragraph of its docstring, or what it consists of."""
+    if isinstance(value, UnionType):
+        return f"One of {', '.join(f'`{one.__name__}`' for one in get_args(value))}."
+    if isinstance(value, dict):
+        return f"A dict with the keys {', '.join(f'`{key}`' for key in value)}."
+    return " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+
+
+def _lines(name: str, value: Any) -> list[str]:
+    """How it is called: on one line, or on one a parameter."""
+    if isinstance(value, type) and issubclass(value, enum.Enum):
+        return [f"{name}.{member}" for member in value.__members__]
+    if isinstance(value, type) and issubclass(value, BaseException) and "__init__" not in vars(value):
+        return [f"class {name}({', '.join(base.__name__ for base in value.__bases__)})"]
+    given, result = _signature(value)
+    line = f"{name}({', '.join(given)}){result}"
+    return [line] if len(line) <= WIDTH else [f"{name}(", *(f"    {one}," for one in given), f"){result}"]
+
+
+def _signature(value: Any) -> tuple[list[str], str]:
+    signature = inspect.signature(value)
+    parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    kinds = [p.kind for p in parameters]
+    given = [_parameter(p) for p in parameters]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        given.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    return given, "" if isinstance(value, type) else f" -> {_annotation(signature.return_annotation)}"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    kind = parameter.kind
+    stars = "*" if kind is parameter.VAR_POSITIONAL else "**" if kind is parameter.VAR_KEYWORD else ""
+    text = stars + parameter.name
+    if parameter.annotation is not inspect.Parameter.empty:
+        text += f": {_annotation(parameter.annotation)}"
+    if parameter.default is not inspect.Parameter.empty:
+        default = repr(parameter.default)
+        text += " = ..." if default.startswith("<") else f" = {default}"  # what has no text that could be typed
+    return text
+
+
+def _annotation(annotation: Any) -> str:
+    text = getattr(annotation, "__forward_arg__", annotation)
+    return str(text if isinstance(text, str) else getattr(text, "__name__", text))
+
+
+def _members(cls: type) -> list[str]:
+    """Its own fields, methods and properties that have a sentence, and what it is besides."""
+    lines = [f"- `{name}`: {text}" for name, text in _described_fields(cls)]
+    for name, value in vars(cls).items():
+        function = value.fget if isinstance(value, property) else inspect.unwrap(getattr(value, "__func__", value))
+        if name.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
+            continue
+        given, result = _signature(function)
+        shown = name if isinstance(value, property) else f"{name}({', '.join(given)}){result}"
+        lines.append(f"- `{shown}`: {_sentence(function)}")
+    ours = [base.__name__ for base in cls.__bases__ if base.__module__.startswith("lowtide") and base is not cls]
+    if ours and not issubclass(cls, BaseException):
+        lines.append(f"- and all that `{'`, `'.join(ours)}` has")
+    return [*lines, ""] if lines else []
+
+
+def _described_fields(cls: type) -> Iterator[tuple[str, str]]:
+    """Fields with a string below them, which Python itself forgets."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign):
+            target: ast.expr = field.target
+        elif isinstance(field, ast.Assign):
+            target = field.targets[0]
+        else:
+            continue
+        if isinstance(target, ast.Name) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            yield target.id, " ".join(str(below.value.value).split())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

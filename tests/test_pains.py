@@ -1,0 +1,273 @@
+"""What users of checkpointing, budgets and offloading suffer from today (docs/faq.md), where no other test has it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.utils.checkpoint import CheckpointError, checkpoint as torch_checkpoint
+
+import lowtide
+from lowtide.engine.room import LEDGER
+from lowtide.profiling.meter import PeakMeter
+from lowtide.stores import DiskStore, MemoryDouble, Ticket
+
+from .engine.budgets import above, restless
+from .engine.steps import assert_equal, run_step
+from .engine.test_distributed import same, sharded, step, two_processes
+
+RECOMPUTE: dict[str, Any] = {"stores": None, "codecs": None}
+
+
+@contextlib.contextmanager
+def fitted(model: nn.Module, more_bytes: int, **options: Any) -> Iterator[nn.Module]:
+    """The model, fitted to so much more than is alive now."""
+    gc.collect()
+    LEDGER.see_everything()
+    yield lowtide.fit(model, budget=LEDGER.live_bytes + more_bytes, **{**RECOMPUTE, **options})
+    lowtide.unfit(model)
+
+
+class Wandering(nn.Module):
+    """Each call of a block drops one more row than the last, so that run a second time it does something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.calls = 0
+        self.checkpoint: Callable[..., torch.Tensor] = lambda block, x, **options: block(x)
+
+    def body(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return block(x[self.calls :]).tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = self.checkpoint(lambda t, block=block: self.body(block, t), x, use_reentrant=False)
+        return x
+
+
+def test_code_that_does_something_else_the_second_time() -> None:
+    """pytorch#155171: torch's checkpoint runs the code again, finds other tensors and gives up."""
+
+    def gradients(checkpoint: Callable[..., Any] | None, scope: Any = None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = Wandering()
+        if checkpoint is not None:
+            model.checkpoint = checkpoint
+        with scope or contextlib.nullcontext():
+            loss = model(torch.randn(16, 32)).square().mean()
+        loss.backward()
+        assert model.calls == 3
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    plain = gradients(None)
+    with pytest.raises(CheckpointError, match="different metadata"):
+        gradients(torch_checkpoint)
+    assert same(plain, gradients(lowtide.checkpoint))
+    assert lowtide.report().replayed_ops > 0
+    assert same(plain, gradients(None, lowtide.saving(lowtide.KeepNone())))
+    assert lowtide.report().replayed_ops > 0
+
+
+class Experts(nn.Module):
+    """A noisy top-1 router that counts its tokens: every pass through its code gives another routing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(32, 4)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4))
+        self.noise = torch.Generator().manual_seed(5)
+        self.register_buffer("tokens", torch.zeros(4))
+        self.rows_seen: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.router(x) + torch.randn(len(x), 4, generator=self.noise)
+        weight, chosen = logits.softmax(-1).max(-1)
+        self.tokens += torch.bincount(chosen, minlength=4)
+        out = torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            rows = (chosen == k).nonzero()[:, 0]
+            self.rows_seen.append(len(rows))
+            out = out.index_add(0, rows, expert(x[rows]) * weight[rows, None])
+        return x + out
+
+
+def routed(scope: str, steps: int = 4) -> tuple[list[torch.Tensor], list[int]]:
+    """Everything a mixture of experts shows of itself in some steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Experts() for _ in range(3)))
+    results = []
+    with contextlib.ExitStack() as stack:
+        if scope == "fit":
+            stack.enter_context(fitted(model, 400_000))
+        for seed in range(steps):
+            torch.manual_seed(seed)
+            with lowtide.saving(lowtide.EveryN(1)) if scope == "rule" else contextlib.nullcontext():
+                loss = model(torch.randn(256, 32)).square().mean()
+            loss.backward()
+            if scope != "plain":
+                assert lowtide.report().replayed_ops > 0
+            results += [loss.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None]]
+            model.zero_grad()
+    results += [b.clone() for b in model.buffers()]
+    return results, [rows for layer in model for rows in layer.rows_seen]
+
+
+@pytest.mark.parametrize("scope", ["rule", "fit"])
+def test_a_router_decides_once_and_counts_its_tokens_once(scope: str) -> None:
+    """pytorch#171355 and Megatron-LM#1330: routing that flips in the recompute, load counted twice."""
+    plain, plain_rows = routed("plain")
+    ours, our_rows = routed(scope)
+    assert same(plain, ours)
+    assert our_rows == plain_rows
+
+
+def test_a_fitted_model_may_use_its_cache() -> None:
+    """transformers#28056: `use_cache=True` is switched off, with a warning, where torch's checkpoint is on."""
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=64, n_positions=32, use_cache=True)
+    model = transformers.GPT2LMHeadModel(config).train()
+    ids = torch.randint(0, 64, (8, 32))
+    plain = run_step(model, {"input_ids": ids, "labels": ids})
+    replayed = []
+    with fitted(model, 2 * 2**20):
+        for _ in range(3):
+            cache = transformers.DynamicCache(config=config)
+            ours = run_step(model, {"input_ids": ids, "labels": ids, "past_key_values": cache})
+            replayed.append(lowtide.report().replayed_ops)
+            assert cache.get_seq_length() == 32
+            assert_equal(plain, ours)
+    assert replayed[-1] > 0
+
+
+def test_a_fitted_model_under_autocast_with_gradient_scaling() -> None:
+    """pytorch#141896: what autocast has cast and keeps in its cache is the trouble of code that runs again."""
+
+    def train(fit: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1))))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        losses = []
+        with fitted(model, 1_500_000, optimizer=optimizer) if fit else contextlib.nullcontext():
+            for _ in range(4):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = model(torch.randn(512, 64)).float().square().mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                losses.append(loss.detach())
+            if fit:
+                assert lowtide.report().replayed_ops > 0
+        return [*losses, *[p.detach().clone() for p in model.parameters()]]
+
+    assert same(train(False), train(True))
+
+
+def test_a_fitted_model_with_frozen_layers_and_inputs_without_grad() -> None:
+    """transformers#21381: "none of the inputs have requires_grad=True", and then no gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(64, 64), nn.GELU())))
+    model[:6].requires_grad_(False)
+    batch = (torch.randn(512, 64),)
+    plain = run_step(model, batch)
+    assert [name for name, gradient in plain.grads.items() if gradient is None] == [
+        f"{k}.{name}" for k in (0, 2, 4) for name in ("weight", "bias")
+    ]
+    with fitted(model, 1_100_000):
+        for _ in range(3):
+            assert_equal(plain, run_step(model, batch))
+        assert lowtide.report().replayed_ops > 0
+
+
+def test_nobody_is_asked_about_use_reentrant() -> None:
+    """pytorch#160534: torch warns unless it is told which of two kinds of checkpoint is meant."""
+    x = torch.randn(8, requires_grad=True)
+    with pytest.warns(UserWarning, match="use_reentrant"):
+        torch_checkpoint(torch.sin, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowtide.checkpoint(lambda t: t.sin().exp(), x).sum().backward()
+        lowtide.checkpoint_sequential([torch.sin, torch.exp], 2, x).sum().backward()
+
+
+class Noting(MemoryDouble):
+    """A store that remembers the memory of what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[int] = []
+
+    def put(self, tensor: torch.Tensor, name: str = "") -> Ticket:
+        self.addresses.append(tensor.untyped_storage().data_ptr())
+        return super().put(tensor, name)
+
+
+def test_parameters_and_the_batch_are_never_offloaded() -> None:
+    """llama-cookbook#115: autograd saves weights too, and offloading those only costs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh())))
+    batch = (torch.randn(256, 64),)
+    plain = run_step(model, batch)
+    own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), *batch]}
+    store = Noting()
+    assert_equal(plain, run_step(model, batch, restless(1, stores=store, codecs=None)))
+    assert store.addresses
+    assert not own & set(store.addresses)
+
+
+def test_offloading_leaks_nothing_from_step_to_step() -> None:
+    """trl#5700: memory that grows while activations are offloaded."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(128, 128), nn.GELU())))
+    x = torch.randn(1024, 128)
+    written, alive, waiting = 0, [], []
+    with DiskStore() as store, PeakMeter([*model.parameters(), x]) as meter:
+        for _ in range(6):
+            with above(4 * 2**20, stores=store, codecs=None):
+                loss = model(x).square().mean()
+            loss.backward()
+            model.zero_grad()
+            budget = lowtide.report().budget
+            assert budget is not None
+            written += budget.bytes_written
+            del loss
+            gc.collect()
+            store.flush()
+            alive.append(meter.live_bytes)
+            waiting.append(store.stats().values)
+    assert written > 0
+    assert set(alive) == {sum(t.nbytes for t in [*model.parameters(), x])}
+    assert set(waiting) == {0}
+
+
+def work_gathers(rank: int, x: torch.Tensor) -> None:
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    gathers = {}
+    results = {}
+    for name, scope in {"plain": None, "ours": lowtide.saving(lowtide.EveryN(1))}.items():
+        model = sharded()
+        step(model, x)  # the first step sets up
+        with CommDebugMode() as communication:
+            results[name] = step(model, x, scope)
+        gathers[name] = communication.get_comm_counts()
+    assert lowtide.report().replayed_ops > 0
+    assert same(results["plain"], results["ours"])
+    assert sum(gathers["plain"].values()) > 0
+    assert gathers["ours"] == gathers["plain"]
+
+
+def test_sharded_parameters_are_gathered_no_more_often() -> None:
+    """pytorch#105635: a forward that runs again gathers again."""
+    two_processes(work_gathers)
