@@ -2,8 +2,9 @@
 
 Blocks with equal structure get one decision a group (see `repetition.tie_blocks`), so that a model of 48
 layers is no larger than one of seven; rows of bytes are still those of the whole step. Plans are a little
-worse than untied ones at most by what one block more or less of a treatment is worth. Without repetition this
-is the plain programme. Where the programme finds nothing that fits, what it nearly found is repaired.
+worse than untied ones at most by what one block more or less of a treatment is worth. Without repetition, and
+for few ops, this is the plain programme. Where the programme finds nothing that fits, what it nearly found is
+repaired.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from .segments import block_cuts, keep_at_cuts
 from .simulator import Simulator
 
 _MISSES_MENDED = 3
+_SMALL = 400
+"""Ops up to which every block has decisions of its own."""
+_WORTH_A_LONG_SIGHT = 1.05
+"""How far above what is good enough a plan must be for the last, slow attempt."""
 
 
 def solve_chain(
@@ -36,14 +41,15 @@ def solve_chain(
     if not stretches:
         found = solve_milp(simulator, budget_bytes, deadline=deadline, relative_gap=relative_gap, reach_asks=reach)
         return fitting(simulator, found, budget_bytes, "MILP", deadline)
-    ties = tie_blocks(problem, stretches)
+    ties = tie_blocks(problem, stretches) if problem.n_ops > _SMALL else None
+    solver = "MILP, tied blocks" if ties is not None else "MILP"
     # First free, with a short sight. Where that misjudges long replays: with what crosses from block to block
     # held, so that there are none, which is how tight plans look. Then free again, with a long sight, which is slow.
     boundaries = keep_at_cuts(problem, block_cuts(problem, stretches))
     anchors = [j for j in range(problem.n_ops) if boundaries[j] and not problem.pinned[j]]
     best: Candidate | None = None
     for held, widen, share in (([], False, 0.7), (anchors, False, 0.5), ([], True, 1.0)):
-        if best is not None and best.extra_s <= good_enough_s:
+        if best is not None and best.extra_s <= good_enough_s * (_WORTH_A_LONG_SIGHT if widen else 1):
             break
         until = time.monotonic() + share * (deadline - time.monotonic())
         found = solve_milp(
@@ -59,7 +65,7 @@ def solve_chain(
         )
         if found.keep is None and (not widen or best is not None):
             continue
-        other = fitting(simulator, found, budget_bytes, "MILP, tied blocks", deadline)
+        other = fitting(simulator, found, budget_bytes, solver, deadline)
         if other is not None and (best is None or other.extra_s < best.extra_s):
             best = other
     return best

@@ -17,6 +17,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from .formulation import Formulation, Place, Rows
 from .simulator import Bytes, Simulation, Simulator
+from .solver_output import to_standard_error
 
 _PLACES_A_ROUND = 4
 
@@ -114,14 +115,15 @@ def solve_milp(
                 lower[model.s(j)] = 1.0
         integrality = np.zeros(count)
         integrality[: model.n_classes] = 1
-        found = milp(
-            cost,
-            constraints=LinearConstraint(rows.matrix(count), rows.low, rows.high),
-            integrality=integrality,
-            bounds=Bounds(lower, upper),
-            # A share of what is left, so that a plan that does not fit can still be mended.
-            options={"time_limit": max(0.05, (deadline - time.monotonic()) * 0.4), "mip_rel_gap": relative_gap},
-        )
+        with to_standard_error():
+            found = milp(
+                cost,
+                constraints=LinearConstraint(rows.matrix(count), rows.low, rows.high),
+                integrality=integrality,
+                bounds=Bounds(lower, upper),
+                # A share of what is left, so that a plan that does not fit can still be mended.
+                options={"time_limit": max(0.05, (deadline - time.monotonic()) * 0.4), "mip_rel_gap": relative_gap},
+            )
         if found.x is None:
             meant = all(not row.safe and not row.margin_bytes for row in places.values())
             refuted = found.status == 2 and meant and better_than_s is None and not anchors

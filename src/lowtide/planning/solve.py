@@ -25,8 +25,8 @@ from .repetition import find_stretches
 from .simulator import Simulator
 from .smallest import smallest
 
-_GOOD_ENOUGH = 0.0005
-"""Share of a plain step by which it is not worth searching on."""
+_GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.002, 0.03
+"""Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
 _PLAIN_OPS = 2500
 """Ops up to which the programme without ties is tried."""
 
@@ -80,17 +80,20 @@ def _search(
             gap = (other.simulation.step_s - bound.step_s) / plain_s
             say(f"{other.solver}: {100 * other.extra_s / plain_s:.2f} % more time, {100 * gap:.2f} % above the bound")
 
-    def good_enough() -> bool:
-        return best is not None and best.simulation.step_s - bound.step_s <= _GOOD_ENOUGH * plain_s
+    least_extra_s = max(bound.step_s - trace.step_s, 1e-12)
+    enough_s = least_extra_s + max(_GOOD_ENOUGH * plain_s, _GOOD_ENOUGH_EXTRA * least_extra_s)
 
-    # The gap is of the extra time, which may be small: look no closer than a share of the step.
-    gap = min(0.05, max(1e-4, _GOOD_ENOUGH * plain_s / max(bound.step_s - trace.step_s, 1e-12)))
+    def good_enough() -> bool:
+        return best is not None and best.extra_s <= enough_s
+
+    # Half of it is left for what the bound misses.
+    gap = min(0.05, 0.5 * (enough_s / least_extra_s - 1))
     chained = solve_chain(
         simulator,
         budget_bytes,
         deadline=started + 0.5 * deadline_s,
         relative_gap=gap,
-        good_enough_s=bound.step_s - trace.step_s + _GOOD_ENOUGH * plain_s,
+        good_enough_s=enough_s,
     )
     consider(chained)
     if chained is None or not good_enough():

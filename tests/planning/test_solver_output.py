@@ -1,0 +1,33 @@
+"""What a solver prints does not reach standard output."""
+
+import ctypes
+import os
+import sys
+
+import pytest
+
+from lowtide.planning.solver_output import to_standard_error
+
+
+def test_only_what_is_written_meanwhile_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    c = ctypes.CDLL(None)
+    c.printf(b"before;")
+    with to_standard_error():
+        c.printf(b"a solver;")
+        os.write(1, b"its thread;")
+    c.printf(b"after;")
+    c.fflush(None)
+    sys.stdout.flush()
+    out, err = capfd.readouterr()
+    assert out == "before;after;"
+    assert sorted(err.split(";")) == ["", "a solver", "its thread"]
+
+
+def test_a_process_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(descriptor: int) -> int:
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(os, "dup", closed)
+    with to_standard_error():
+        done = True
+    assert done
