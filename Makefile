@@ -16,7 +16,10 @@ lint: $(READY)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# Hours on one thread; `python -m benchmarks run --quick` shows in minutes that everything runs.
 bench: $(READY)
+	$(PY) -m benchmarks run
+	$(PY) -m benchmarks scaling
 	$(PY) -m benchmarks.overhead
 	$(PY) -m benchmarks.schedules
 

@@ -1,1 +1,1 @@
-"""Benchmarks: run one with `python -m benchmarks.NAME`."""
+"""Benchmarks: `python -m benchmarks --help` for lowtide beside its peers, `python -m benchmarks.NAME` for one thing."""

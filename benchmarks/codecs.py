@@ -21,6 +21,7 @@ from importlib.metadata import version
 
 import torch
 
+from benchmarks.harness.machine import processor
 from lowtide.codecs import CODECS, Chooser, Codec, resolve
 
 LEAST_BYTES = 8 * 2**10
@@ -175,14 +176,6 @@ def main() -> None:
     for label, tensors in kinds.items():
         kind_report(label, tensors, options.rounds)
     totals(kinds)
-
-
-def processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.harness.machine import processor
 from lowtide.stores import DiskStore, Ticket
 from lowtide.stores._geometry import bytes_of
 from lowtide.stores._spill_file import BLOCK, checksum
@@ -150,11 +151,8 @@ def overlap(values: list[torch.Tensor], directory: str, loops: int) -> Times:
 
 
 def machine(directory: str) -> str:
-    names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
     return (
-        f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; "
+        f"{processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; "
         f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()} {platform.release()}; "
         f"one torch thread; spilling to {'the directory given' if directory else 'the temporary directory'}"
     )

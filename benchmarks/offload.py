@@ -24,7 +24,6 @@ import contextlib
 import gc
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -38,13 +37,12 @@ from torch import nn
 
 import lowtide
 from benchmarks.disk_store import machine
+from benchmarks.harness.machine import RESULTS, keep_freed_memory, one_quiet_thread
 from benchmarks.online import fixed_bytes
-from benchmarks.overhead import ALLOCATOR
 from lowtide.profiling.meter import PeakMeter
 from lowtide.stores import DiskStore, Ticket
 from lowtide.stores._geometry import bytes_of
 
-RESULTS = Path(__file__).parent / "results"
 SHARE = 0.25
 WORDS = 512
 
@@ -191,10 +189,8 @@ def main() -> None:
     parser.add_argument("--mb-per-s", type=float, default=0.0, help="slow the disk down to this speed")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/offload.{json,png}")
     options = parser.parse_args()
-    if not ALLOCATOR.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.offload", *sys.argv[1:]], os.environ | ALLOCATOR)
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
+    keep_freed_memory("benchmarks.offload")
+    one_quiet_thread()
     torch.manual_seed(0)
     directory = options.directory or tempfile.gettempdir()
     config = transformers.GPT2Config(

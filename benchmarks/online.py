@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import itertools
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,16 +24,17 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 import lowtide
-from benchmarks.overhead import ALLOCATOR, PassThrough
+from benchmarks.harness.machine import RESULTS, keep_freed_memory, one_quiet_thread
+from benchmarks.harness.steps import base_of
+from benchmarks.harness.unets import UNet
+from benchmarks.overhead import PassThrough
 from lowtide.engine import eviction
 from lowtide.engine.eviction import Heuristic
 from lowtide.engine.ledger import Ledger
 from lowtide.profiling.meter import PeakMeter
 
-RESULTS = Path(__file__).parent / "results"
 SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 WIDTH: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
 IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -55,38 +54,6 @@ def image(build: Callable[[], nn.Module], size: int, batch: int) -> tuple[nn.Mod
     pixels = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(2))
     labels = torch.arange(batch) % 5
     return model, lambda: model(pixel_values=pixels, labels=labels).loss, [pixels, labels]
-
-
-class Twice(nn.Sequential):
-    """Two convolutions, each with batch norm and an activation."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(
-            nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True),
-            nn.Conv2d(outputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True),
-        )  # fmt: skip
-
-
-class UNet(nn.Module):
-    """Values from the first layers are used again by the last: long skip connections."""
-
-    def __init__(self, widths: tuple[int, ...] = (16, 32, 64, 128)) -> None:
-        super().__init__()
-        pairs = list(itertools.pairwise(widths))
-        self.first = Twice(3, widths[0])
-        self.down = nn.ModuleList(Twice(a, b) for a, b in pairs)
-        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in reversed(pairs))
-        self.join = nn.ModuleList(Twice(2 * a, a) for a, _ in reversed(pairs))
-        self.last = nn.Conv2d(widths[0], 4, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept = [self.first(x)]
-        for block in self.down:
-            kept.append(block(nn.functional.max_pool2d(kept[-1], 2)))
-        x = kept.pop()
-        for up, join in zip(self.up, self.join, strict=True):
-            x = join(torch.cat([up(x), kept.pop()], 1))
-        return self.last(x)
 
 
 def unet() -> tuple[nn.Module, Step, list[Any]]:
@@ -161,7 +128,7 @@ def run(model: nn.Module, step: Step, limit_bytes: int | None, heuristic: Heuris
 def peak_of(model: nn.Module, step: Step, batch: list[Any], limit_bytes: int | None, heuristic: Heuristic) -> int:
     model.zero_grad(set_to_none=True)
     gc.collect()
-    with PeakMeter([*model.parameters(), *model.buffers(), *tree_leaves(batch)]) as meter:
+    with PeakMeter(base_of(model, batch)) as meter:
         run(model, step, limit_bytes, heuristic)
     return meter.peak_bytes
 
@@ -321,10 +288,8 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", help="heuristics to compare with; all if none is named")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/online.{json,png}")
     options = parser.parse_args()
-    if not ALLOCATOR.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.online", *sys.argv[1:]], os.environ | ALLOCATOR)
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
+    keep_freed_memory("benchmarks.online")
+    one_quiet_thread()
     variants = {"lowtide": Heuristic()}
     if options.variants is not None:
         variants |= {name: VARIANTS[name] for name in options.variants or VARIANTS}

@@ -12,9 +12,7 @@ import argparse
 import contextlib
 import functools
 import gc
-import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -25,12 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lowtide
+from benchmarks.harness.machine import keep_freed_memory
 
 OPS = 1000
 PRODUCT = torch.ops.aten.mul.Tensor
-# glibc gives large blocks back to the system and faults them in again; which of them, differs from step to
-# step and costs more than what is measured here. So it is told to keep them, for all variants alike.
-ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str(2**40)}
 
 
 class PassThrough(TorchDispatchMode):
@@ -156,8 +152,8 @@ def main() -> None:
     parser.add_argument("--gpt2-rounds", type=int, default=7, help="rounds of the GPT-2 part (default 7; 0 skips it)")
     parser.add_argument("--default-allocator", action="store_true", help="leave glibc's allocator as it is")
     options = parser.parse_args()
-    if not options.default_allocator and not ALLOCATOR.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.overhead", *sys.argv[1:]], os.environ | ALLOCATOR)
+    if not options.default_allocator:
+        keep_freed_memory("benchmarks.overhead")
     torch.set_num_threads(1)
     print(f"lowtide {lowtide.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
           f"{platform.machine()} CPU, 1 thread, "

@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import gc
-import hashlib
 import json
-import os
 import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,195 +28,29 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lowtide
-from benchmarks.online import RESULTS, UNet
-from benchmarks.overhead import ALLOCATOR
+from benchmarks.harness.blocks import each_block_checkpointed
+from benchmarks.harness.machine import RESULTS, keep_freed_memory, one_quiet_thread
+from benchmarks.harness.models import SMALL as MODELS, TINY, Batch, Case
+from benchmarks.harness.peers import CHECKPOINT, SELECTIVE
+from benchmarks.harness.steps import (
+    Forward,
+    base_of,
+    clear,
+    gradients_hash,
+    loss_of,
+    process_bytes,
+    step,
+    storage_bytes,
+)
 from lowtide.profiling.meter import PeakMeter
 
 MIB = 2**20
-ATEN = torch.ops.aten
-KEPT_BY_SAC = {
-    ATEN.mm.default,
-    ATEN.addmm.default,
-    ATEN.bmm.default,
-    ATEN.baddbmm.default,
-    ATEN.convolution.default,
-    ATEN._scaled_dot_product_flash_attention_for_cpu.default,
-    ATEN._scaled_dot_product_flash_attention.default,
-    ATEN._scaled_dot_product_efficient_attention.default,
-    ATEN._scaled_dot_product_cudnn_attention.default,
-    ATEN._scaled_dot_product_attention_math.default,
-}
 AT_CHECKPOINT, AT_SAC, AT_HALF, AMPLE = "at checkpoint's peak", "at SAC's peak", "half the activations", "ample"
+SCHEMES = {"checkpoint": CHECKPOINT, "SAC": SELECTIVE}
 PLANNED = (AT_CHECKPOINT, AT_SAC, AT_HALF, AMPLE)
 TIMED_STEPS = 2  # of each variant in each round
-
-# -- the models ---------------------------------------------------------------------------------------
-
-WORDS = 2048
-IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "use_cache": False}
-Made = tuple[nn.Module, dict[str, torch.Tensor]]
-
-
-def text(model: nn.Module, batch: int, length: int, words: int = WORDS) -> Made:
-    ids = torch.randint(5, words, (batch, length), generator=torch.Generator().manual_seed(1))
-    return model, {"input_ids": ids, "labels": ids}
-
-
-def image(model: nn.Module, size: int, batch: int) -> Made:
-    pixels = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(2))
-    return model, {"pixel_values": pixels, "labels": torch.arange(batch) % 5}
-
-
-def width(hidden: int, layers: int) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": 4 * hidden,
-        "num_attention_heads": hidden // 64,
-        "num_hidden_layers": layers,
-    }
-
-
-class Segmenter(UNet):
-    """A U-Net with its loss: four classes for each pixel."""
-
-    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(super().forward(pixel_values), labels)
-
-
-def unet() -> Made:
-    pixels = torch.randn(14, 3, 96, 96, generator=torch.Generator().manual_seed(3))
-    labels = torch.randint(0, 4, (14, 96, 96), generator=torch.Generator().manual_seed(4))
-    return Segmenter(), {"pixel_values": pixels, "labels": labels}
-
-
-MODELS: dict[str, tuple[str, Callable[[], Made]]] = {
-    "gpt2": (
-        "GPT-2, 6 × 256, batch 8 × 128",
-        lambda: text(
-            transformers.GPT2LMHeadModel(
-                transformers.GPT2Config(n_layer=6, n_embd=256, n_head=4, vocab_size=WORDS, n_positions=128, **IDS)
-            ),
-            8,
-            128,
-        ),
-    ),
-    "llama": (
-        "Llama, 6 × 256, batch 8 × 128",
-        lambda: text(
-            transformers.LlamaForCausalLM(
-                transformers.LlamaConfig(**width(256, 6), num_key_value_heads=2, vocab_size=WORDS, **IDS)
-            ),
-            8,
-            128,
-        ),
-    ),
-    "bert": (
-        "BERT, 6 × 256, batch 8 × 128",
-        lambda: text(transformers.BertForMaskedLM(transformers.BertConfig(**width(256, 6), vocab_size=WORDS)), 8, 128),
-    ),
-    "t5": (
-        "T5, 3 + 3 × 256, batch 8 × 128",
-        lambda: text(
-            transformers.T5ForConditionalGeneration(
-                transformers.T5Config(
-                    d_model=256,
-                    d_kv=64,
-                    d_ff=1024,
-                    num_layers=3,
-                    num_heads=4,
-                    vocab_size=WORDS,
-                    decoder_start_token_id=0,
-                    pad_token_id=0,
-                    use_cache=False,
-                )
-            ),
-            8,
-            128,
-        ),
-    ),
-    "vit": (
-        "ViT, 6 × 256, batch 16 × 64² in 8² patches",
-        lambda: image(
-            transformers.ViTForImageClassification(
-                transformers.ViTConfig(**width(256, 6), image_size=64, patch_size=8, num_labels=5)
-            ),
-            64,
-            16,
-        ),
-    ),
-    "resnet50": (
-        "ResNet-50 at half width, batch 12 × 128²",
-        lambda: image(
-            transformers.ResNetForImageClassification(
-                transformers.ResNetConfig(
-                    embedding_size=32, hidden_sizes=[128, 256, 512, 1024], depths=[3, 4, 6, 3], num_labels=5
-                )
-            ),
-            128,
-            12,
-        ),
-    ),
-    "unet": ("U-Net, 16 to 128 wide, batch 14 × 96²", unet),
-}
-TINY = (
-    "GPT-2, 4 × 64, batch 8 × 32",
-    lambda: text(
-        transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_layer=4, n_embd=64, n_head=2, vocab_size=128, n_positions=32, **IDS)
-        ),
-        8,
-        32,
-        128,
-    ),
-)
-
-
-# -- the schemes --------------------------------------------------------------------------------------
-
-
-def sac(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in KEPT_BY_SAC else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-SCHEMES: dict[str, dict[str, Any]] = {
-    "checkpoint": {"use_reentrant": False},
-    "SAC": {"use_reentrant": False, "context_fn": functools.partial(create_selective_checkpoint_contexts, sac)},
-}
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """What gets a checkpoint each, where transformers has no switch for it."""
-    if isinstance(model, UNet):
-        return [model.first, *model.down, *model.join]
-    return [m for m in model.modules() if type(m).__name__ == "ResNetBottleNeckLayer"]
-
-
-@contextlib.contextmanager
-def scheme(model: nn.Module, name: str) -> Iterator[None]:
-    """The model under a scheme of torch's."""
-    if name == "plain":
-        yield
-    elif getattr(model, "supports_gradient_checkpointing", False):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=SCHEMES[name])
-        try:
-            yield
-        finally:
-            model.gradient_checkpointing_disable()
-    else:
-        wrapped = blocks(model)
-        assert wrapped
-        for block in wrapped:
-            block.forward = functools.partial(checkpoint, block.forward, **SCHEMES[name])
-        try:
-            yield
-        finally:
-            for block in wrapped:
-                del block.forward
-
 
 # -- measuring ----------------------------------------------------------------------------------------
 
@@ -246,55 +77,30 @@ class Row:
     failure: str | None = None
 
 
-def base_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers(), *tree_leaves(batch)]
+def forward_of(model: nn.Module, batch: Batch) -> Forward:
+    return lambda: loss_of(model(**batch))
 
 
-def storage_bytes(tensors: Any) -> int:
-    return sum({s.data_ptr(): s.nbytes() for t in tensors if (s := t.untyped_storage()).nbytes()}.values())
+@contextlib.contextmanager
+def scheme(model: nn.Module, name: str) -> Iterator[None]:
+    """The model under a scheme of torch's."""
+    with each_block_checkpointed(model, SCHEMES[name]) if name in SCHEMES else contextlib.nullcontext():
+        yield
 
 
-def process_bytes() -> int:
-    """All tensors that are alive now, as a budget counts them."""
-    gc.collect()
-    return storage_bytes([x for x in gc.get_objects() if type(x) in (torch.Tensor, nn.Parameter)])
-
-
-def clear(model: nn.Module) -> None:
-    model.zero_grad(set_to_none=True)
-    gc.collect()
-
-
-def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
-    torch.manual_seed(7)  # the same dropout each time
-    loss_of(model(**batch)).backward()
-
-
-def loss_of(out: Any) -> torch.Tensor:
-    """The output itself, with its logits, is not held through backward: a plan does not count that."""
-    return out if isinstance(out, torch.Tensor) else out.loss
-
-
-def gradients_hash(model: nn.Module) -> str:
-    digest = hashlib.blake2b()
-    for p in model.parameters():
-        digest.update(p.grad.contiguous().numpy().tobytes() if p.grad is not None else b"none")
-    return digest.hexdigest()
-
-
-def metered(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
+def metered(model: nn.Module, batch: Batch) -> int:
     clear(model)
     with PeakMeter(base_of(model, batch)) as meter:
-        step(model, batch)
+        step(forward_of(model, batch))
     return meter.peak_bytes
 
 
-def timed(model: nn.Module, batch: dict[str, torch.Tensor], row: Row) -> None:
+def timed(model: nn.Module, batch: Batch, row: Row) -> None:
     clear(model)
     for _ in range(TIMED_STEPS):
         model.zero_grad(set_to_none=True)
         wall, cpu = time.perf_counter(), time.process_time()
-        step(model, batch)
+        step(forward_of(model, batch))
         row.cpu_s.append(time.process_time() - cpu)
         row.wall_s.append(time.perf_counter() - wall)
 
@@ -302,11 +108,9 @@ def timed(model: nn.Module, batch: dict[str, torch.Tensor], row: Row) -> None:
 class Measured:
     """One model and all its variants."""
 
-    def __init__(self, name: str, title: str, build: Callable[[], Made]) -> None:
-        torch.manual_seed(0)
-        self.name, self.title = name, title
-        self.model, self.batch = build()
-        self.model.train()
+    def __init__(self, name: str, case: Case) -> None:
+        self.name, self.title = name, case.title
+        self.model, self.batch = case.build()
         self.base_bytes = storage_bytes(base_of(self.model, self.batch))
         self.rows = {name: Row() for name in ("plain", *SCHEMES, *PLANNED)}
         self.plans: dict[str, lowtide.Plan] = {}
@@ -374,7 +178,7 @@ class Measured:
         try:
             for _ in range(2):  # these are measured by lowtide, which takes time
                 self.model.zero_grad(set_to_none=True)
-                step(self.model, self.batch)
+                step(forward_of(self.model, self.batch))
             timed(self.model, self.batch, row)
             report = lowtide.report(self.model)
             followed = report.online_steps == 0 and report.plan is self.plans[name]
@@ -557,10 +361,8 @@ def main() -> None:
     names = options.models.split(",")
     if unknown := set(names) - set(MODELS):
         parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
-    if not ALLOCATOR.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.planned", *sys.argv[1:]], os.environ | ALLOCATOR)
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
+    keep_freed_memory("benchmarks.planned")
+    one_quiet_thread()
     rounds = 1 if options.quick else options.rounds
     setting = (
         f"lowtide {lowtide.__version__}, torch {torch.__version__}, transformers {transformers.__version__}, Python "
@@ -569,9 +371,9 @@ def main() -> None:
     )
     print(setting, flush=True)
     measured = []
-    for name, (title, build) in {"tiny": TINY}.items() if options.quick else ((n, MODELS[n]) for n in names):
+    for name, case in {"tiny": TINY["gpt2"]}.items() if options.quick else ((n, MODELS[n]) for n in names):
         started = time.perf_counter()
-        one = Measured(name, title, build)
+        one = Measured(name, case)
         one.run(rounds)
         one.model.cpu()
         measured.append(one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -178,3 +179,49 @@ def test_running_node() -> None:
     y.backward()
     assert names == ["ExpBackward0"]
     assert p.running_node() == ""
+
+
+def test_saving_hooks_allowed() -> None:
+    seen = []
+    x = torch.ones(2)
+    torch.func.grad(lambda x: seen.append(p.saving_hooks_allowed()) or x.sum())(x)
+    torch.func.vmap(lambda x: seen.append(p.saving_hooks_allowed()) or x)(x)
+    assert seen == [False, False]
+    assert p.saving_hooks_allowed()
+
+
+def test_only_traced() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    seen = []
+    with FakeTensorMode():
+        seen.append(p.only_traced())
+    make_fx(lambda x: seen.append(p.only_traced()) or x + 1)(torch.ones(2))
+    assert seen == [True, True]
+    assert not p.only_traced()
+
+
+def test_put_back_hook() -> None:
+    from torch.nn.modules.module import register_module_forward_hook
+
+    calls: list[str] = []
+
+    class Fails(torch.nn.Module):
+        def forward(self) -> None:
+            raise OSError("as planned")
+
+    def hook(module: torch.nn.Module, args: object, out: object) -> None:
+        calls.append(type(module).__name__)
+
+    handle = register_module_forward_hook(hook, always_call=True)
+    number = handle.id
+    handle.remove()
+    p.put_back_hook(handle, hook)
+    torch.nn.Identity()(1)
+    with pytest.raises(OSError, match="as planned"):
+        Fails()()
+    handle.remove()
+    torch.nn.Identity()(1)
+    assert calls == ["Identity", "Fails"]
+    assert handle.id == number

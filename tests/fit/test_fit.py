@@ -355,6 +355,8 @@ def test_the_model_is_the_same_object_with_the_same_state() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
+    gc.collect()
+    lowtide.engine.watching.end_if_done()  # what other tests threw away
     original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
     model = stack(3)
     lowtide.fit(model, budget="1 GiB")
@@ -378,3 +380,22 @@ def test_nothing_is_left_behind() -> None:
 def test_wrong_calls_say_what_to_do(call: Any, message: str) -> None:
     with pytest.raises(lowtide.ArgumentError, match=message):
         call()
+
+
+def test_the_smallest_budget_that_an_error_names_works() -> None:
+    """Also for the profiled step, in which there is no room then to check the largest ops."""
+    model, batch = deep.build("llama")
+    plain = run_step(model, batch)
+    gc.collect()
+    LEDGER.see_everything()
+    beside = LEDGER.live_bytes - fixed_bytes(model, batch)
+    with pytest.raises(lowtide.BudgetError) as caught:
+        lowtide.plan(model, batch, "1 KiB")
+    assert caught.value.smallest_bytes is not None
+    limit = caught.value.smallest_bytes - beside
+    caught.value.__traceback__ = None
+    for step in fitted_steps(model, batch, limit):
+        assert_equal(plain, step)
+        assert step.peak_bytes <= limit
+    assert lowtide.report(model).online_steps == 1
+    lowtide.unfit(model)

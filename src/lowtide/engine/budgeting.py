@@ -152,7 +152,7 @@ class budget(saving):  # noqa: N801  (used like a function: `with budget("2 GiB"
         watching.end(recorder.room)
 
 
-_SHARE_OF_TIME = 0.02
+_SHARE_OF_TIME = 0.005
 _counting = threading.Lock()
 _hooks: list[Any] = []
 _next_count = 0.0

@@ -46,6 +46,8 @@ _COLLECTIVES = {
 _PURE = {"aten", "prims", "torchvision", "torchaudio", "mkldnn", "xformers", "flash_attn"}
 # What these make is more than a geometry over bytes: a quantised tensor carries its scales.
 _QUANTISERS = ("aten.quantize_", "aten._empty_affine_quantized", "aten._make_per_")
+# Results with bytes that the kernel never writes nor reads, so that they differ from call to call: by position.
+_PADDED_RESULTS = {"aten.mkldnn_rnn_layer": (3,)}  # oneDNN's workspace
 _allowed: set[str] = set()
 
 
@@ -58,6 +60,7 @@ class OpFacts:
         "func",
         "name",
         "overwrites",
+        "padded",
         "pinned",
         "rebinds",
         "regathers",
@@ -87,6 +90,7 @@ class OpFacts:
         self.overwrites = packet in _OVERWRITERS or (bool(self.writes) and "out" in str(func._overloadname))
         self.rebinds = packet in _REBINDING
         self.regathers = namespace == "fsdp"
+        self.padded = _PADDED_RESULTS.get(packet, ())
         self.region = False
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
         self.pinned: str | None = _why_not_replayed(namespace, packet)
@@ -99,6 +103,7 @@ class OpFacts:
 
     def _learn_higher_order(self, func: Any) -> None:
         self.name = str(func)
+        self.padded = ()
         self.views = self.statistics = self.blank = self.overwrites = self.rebinds = self.regathers = False
         self.writes = ()
         self.seeded = False

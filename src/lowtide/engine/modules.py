@@ -17,6 +17,7 @@ from torch.nn.modules import module as nn_module
 from ..policies import Policy
 from .layers import layers_of
 from .tape import Tape
+from .torch_private import put_back_hook
 from .values import Place
 
 
@@ -86,10 +87,9 @@ _hooks: list[Any] = []
 def track(whereabouts: Whereabouts) -> None:
     """Tell `whereabouts` of every module call in this thread from now on."""
     with _lock:
+        if not _open:
+            _put_in_place()
         _open[threading.get_ident()] = whereabouts
-        if not _hooks:
-            _hooks.append(nn_module.register_module_forward_pre_hook(_before))
-            _hooks.append(nn_module.register_module_forward_hook(_after, always_call=True))
 
 
 def untrack() -> None:
@@ -97,8 +97,17 @@ def untrack() -> None:
     with _lock:
         _open.pop(threading.get_ident(), None)
         if not _open:
-            while _hooks:
-                _hooks.pop().remove()
+            for hook, _ in _hooks:
+                hook.remove()
+
+
+def _put_in_place() -> None:
+    """Install the hooks, always under the same numbers: compiled code is compiled again where these change."""
+    if not _hooks:
+        _hooks.append((nn_module.register_module_forward_pre_hook(_before), _before))
+        _hooks.append((nn_module.register_module_forward_hook(_after, always_call=True), _after))
+    for handle, hook in _hooks:
+        put_back_hook(handle, hook)
 
 
 def _before(module: nn.Module, args: Any) -> None:

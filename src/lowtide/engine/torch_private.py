@@ -162,9 +162,16 @@ def wrap_backward(wrapper: Callable[[Backward], Backward], *, outermost: bool = 
 
 def _run_backward(*args: Any, **kwargs: Any) -> Any:
     run = _original_backward[0]
-    for wrapper in _wrappers:
-        run = wrapper(run)
+    if not only_traced():
+        for wrapper in _wrappers:
+            run = wrapper(run)
     return run(*args, **kwargs)
+
+
+def only_traced() -> bool:
+    """Whether ops are traced here and nothing is computed, as when `torch.compile` makes a backward graph."""
+    keys = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
 
 
 def makes_graph(args: tuple[Any, ...]) -> bool:
@@ -192,6 +199,13 @@ def kernel_of(func: Any) -> Callable[..., Any]:
     """What calling an op calls; a Python frame less, where it is called for every op of a model."""
     kernel: Callable[..., Any] = getattr(func, "_op", func)  # higher-order ops have none
     return kernel
+
+
+def put_back_hook(handle: Any, hook: Callable[..., Any]) -> None:
+    """Install a hook again that its handle has removed, under the number that it had."""
+    handle.hooks_dict_ref()[handle.id] = hook
+    for flags in handle.extra_dict_ref:  # such as "call it also after an error"
+        flags()[handle.id] = True
 
 
 def is_wrapper(kind: type) -> bool:

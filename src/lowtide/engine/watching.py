@@ -84,7 +84,7 @@ never_compile(Watch.__torch_dispatch__)
 class Span:
     """The backward nodes that were made while a scope was open, by their numbers."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room | None) -> None:
         self.room = room
         self.thread = threading.get_ident()
         self.first = next_node_number()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 import warnings
 import weakref
@@ -38,6 +37,8 @@ log = logging.getLogger("lowtide")
 _MOST_KINDS = 16  # of steps, for each model
 _MEASURED_STEPS = 2  # after a plan is made
 _MEASURED_EVERY = 100
+_TRUSTED_AFTER = 10  # steps that went as planned, none differing: see `_is_best_left_alone`
+_AMPLE = 0.1  # of the limit left free: then a step that differs a little fits too
 _PATIENCE = 3  # plans that a kind of step may leave before it stays online
 
 
@@ -67,10 +68,16 @@ class Fitted:
         self.steps = 0
         self.online_steps = 0
         self.step_seconds: list[float] = []
+        self.planned_seconds: list[float] = []  # of those that went as planned
         self.measured_peak_bytes: int | None = None
         self.predicted_peak_bytes: int | None = None  # of the step that was measured
         self.planning_s = 0.0
         self.last_kind: Kind | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody has the model any more."""
+        return self._model() is None
 
     def close(self) -> None:
         """End what is open."""
@@ -85,7 +92,7 @@ class Fitted:
         if not (model.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return
         for step in [s for s in steps.of_this_thread() if s.owner is self]:
-            if not step.recorder.tape.has_handles():  # what it recorded was thrown away
+            if not step.is_wanted:  # what it recorded was thrown away
                 step.end_forward()
                 steps.forget(step)
         if scope.current_recorder() is not None:
@@ -95,12 +102,12 @@ class Fitted:
         recorder = self._recorder(kind, outside)
         step = Step(self, kind, recorder, outside)
         steps.OPEN.append(step)
-        recorder.where.enter(model)
+        if recorder is not None:
+            recorder.where.enter(model)
 
-    def after_forward(self) -> None:
+    def after_forward(self, failed: bool) -> None:
         """The model has returned, or raised."""
-        failed = sys.exc_info()[0] is not None
-        for step in [s for s in steps.OPEN if s.owner is self and s.scope is not None]:
+        for step in [s for s in steps.OPEN if s.owner is self and s.is_forward]:
             if failed or not step.may_stay_open:
                 step.end_forward()
             if failed:
@@ -120,12 +127,15 @@ class Fitted:
             kind.outside_bytes = step.outside_bytes
         elif isinstance(recorder, PlannedRecorder):
             self._judge(kind, recorder)
-        if not isinstance(recorder, PlannedRecorder) or recorder.differs_at is not None:
+        if recorder is None or (isinstance(recorder, PlannedRecorder) and recorder.differs_at is None):
+            kind.obeyed += 1
+            self.planned_seconds.append(self.step_seconds[-1])
+            del self.planned_seconds[:-1000]
+        else:
             self.online_steps += 1
 
     def _judge(self, kind: Kind, recorder: PlannedRecorder) -> None:
         """Learn from a step that had a plan."""
-        kind.obeyed += 1
         if recorder.differs_at is not None:
             kind.left += 1
             kind.plan = kind.trace = None
@@ -142,11 +152,14 @@ class Fitted:
 
     # -- deciding -------------------------------------------------------------------------------------
 
-    def _recorder(self, kind: Kind, outside: int) -> BudgetedRecorder:
+    def _recorder(self, kind: Kind, outside: int) -> BudgetedRecorder | None:
+        """What records the next step; None: it is best left alone."""
         plan = self._plan_for(kind, outside)
         policy = WithinBudget(self.limit_bytes)
         if plan is not None:
             gauge = Gauge() if kind.obeyed < _MEASURED_STEPS or kind.obeyed % _MEASURED_EVERY == 0 else None
+            if gauge is None and self._is_best_left_alone(kind, plan):
+                return None
             tape = Tape(f"a plan for {format_bytes(self.limit_bytes)}")
             room = Room(self.limit_bytes, self.store, self.chooser)
             return PlannedRecorder(plan, tape, Whereabouts(policy, tape), room, gauge)
@@ -158,6 +171,12 @@ class Fitted:
         profiling.clear(0, "what is there before the first op")
         tape = Tape(repr(policy), profiling)
         return TracingRecorder(policy, tape, Whereabouts(policy, tape), profiling, verify=self.verify)
+
+    def _is_best_left_alone(self, kind: Kind, plan: Plan) -> bool:
+        """Whether everything is kept, and steps of this kind have shown that they go as planned."""
+        spare = self.limit_bytes - plan.predicted_peak_bytes - kind.grown_bytes
+        trusted = kind.obeyed >= _TRUSTED_AFTER and kind.left == 0
+        return trusted and not plan.recomputed and spare >= _AMPLE * self.limit_bytes
 
     def _plan_for(self, kind: Kind, outside: int) -> Plan | None:
         """The plan for a step that begins with so many bytes alive; None where there is none yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -32,17 +33,18 @@ class AfterForward:
         """The model has returned, or raised."""
         state = _states.get(model)
         if state is not None:
-            state.after_forward()
+            state.after_forward(failed=sys.exc_info()[0] is not None)
 
 
-def enter(model: nn.Module, state: Fitted) -> None:
-    """The model is fitted from now on; if it was, then anew."""
+def enter(model: nn.Module, state: Fitted, *, hooked: bool = True) -> None:
+    """The model is fitted from now on; if it was, then anew. Not `hooked`: somebody else tells the state of calls."""
     leave(model)
     _states[model] = state
-    _hooks[model] = [
-        model.register_forward_pre_hook(BeforeForward(), with_kwargs=True, prepend=True),
-        model.register_forward_hook(AfterForward(), always_call=True),
-    ]
+    if hooked:
+        _hooks[model] = [
+            model.register_forward_pre_hook(BeforeForward(), with_kwargs=True, prepend=True),
+            model.register_forward_hook(AfterForward(), always_call=True),
+        ]
     steps.watch_backward()
 
 
@@ -50,7 +52,7 @@ def leave(model: nn.Module) -> None:
     """The model is not fitted any more; nothing happens if it was not."""
     state = _states.pop(model, None)
     if state is not None:
-        for hook in _hooks.pop(model):
+        for hook in _hooks.pop(model, ()):
             hook.remove()
         state.close()
     if not _states:

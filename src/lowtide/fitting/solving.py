@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .._errors import BudgetError
 from ..planning import Plan, solve
 from ..trace import Trace
 
@@ -34,11 +33,8 @@ def shift(trace: Trace, nbytes: int) -> Trace:
 
 def solve_with_caution(trace: Trace, limit_bytes: int, say: Callable[[str], None]) -> Plan:
     """A plan that leaves a little of the limit free, or, if there is none, one that does not."""
-    try:
-        return solve(trace, limit_bytes - limit_bytes // _CAUTION, deadline_s=_DEADLINE_S, progress=say)
-    except BudgetError:
-        pass
-    return solve(trace, limit_bytes, deadline_s=_DEADLINE_S, progress=say)
+    free = limit_bytes // _CAUTION
+    return solve(trace, limit_bytes, leave_free_bytes=free, deadline_s=_DEADLINE_S, progress=say)
 
 
 @contextlib.contextmanager

@@ -48,26 +48,41 @@ class StepScope(saving):
 
 
 class Step:
-    """One step: from the call of the model to the end of the backward pass through it."""
+    """One step: from the call of the model to the end of the backward pass through it.
 
-    def __init__(self, owner: Owner, kind: Kind, recorder: BudgetedRecorder, outside_bytes: int) -> None:
+    Without a recorder it is plain PyTorch's, and only counted.
+    """
+
+    def __init__(self, owner: Owner, kind: Kind, recorder: BudgetedRecorder | None, outside_bytes: int) -> None:
         self.owner = owner
         self.kind = kind
         self.recorder = recorder
         self.outside_bytes = outside_bytes
         self.thread = threading.get_ident()
-        self.span = watching.Span(recorder.room)
+        self.span = watching.Span(recorder.room if recorder is not None else None)
         self.started = time.perf_counter()
         # Others may end what they began before us only after we have ended: then we cannot stay open.
         self.may_stay_open = innermost_mode() is None and saving_hooks() is None
-        self.scope: StepScope | None = StepScope(recorder)
-        self.scope.__enter__()
+        self._scope = StepScope(recorder) if recorder is not None else None
+        if self._scope is not None:
+            self._scope.__enter__()
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether what is done now may belong to it."""
+        return self.span.end is None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a backward pass through it can still come, as far as that is known."""
+        return self.recorder is not None and self.recorder.tape.has_handles()
 
     def end_forward(self) -> None:
         """Stop recording."""
-        step_scope, self.scope = self.scope, None
-        if step_scope is not None:
+        if self.is_forward:
             self.span.end = next_node_number()
+        step_scope, self._scope = self._scope, None
+        if step_scope is not None:
             step_scope.__exit__(None, None, None)
 
 
@@ -78,6 +93,11 @@ OPEN: list[Step] = []
 def of_this_thread() -> list[Step]:
     """The open steps that began in this thread."""
     return [step for step in OPEN if step.thread == threading.get_ident()]
+
+
+def is_in_forward() -> bool:
+    """Whether what this thread does now belongs to a step."""
+    return any(step.is_forward for step in of_this_thread())
 
 
 def forget(step: Step) -> bool:
@@ -95,8 +115,9 @@ def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             step.end_forward()
         passed = watching.spans_reached(roots, [s.span for s in mine]) if mine else set()
         through = [s for s in mine if s.span in passed]
-        gauge = next((g for s in through if (g := getattr(s.recorder, "gauge", None)) is not None), None)
-        unplanned = any(getattr(s.recorder, "differs_at", 0) is not None for s in through)
+        recorders = [s.recorder for s in through if s.recorder is not None]
+        unplanned = any(getattr(recorder, "differs_at", 0) is not None for recorder in recorders)
+        gauge = next((g for recorder in recorders if (g := getattr(recorder, "gauge", None)) is not None), None)
         measured = gauge is not None and not unplanned and not makes_graph((roots, *args))
         try:
             with Watch(gauge) if measured and gauge is not None else contextlib.nullcontext():

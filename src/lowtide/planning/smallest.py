@@ -27,6 +27,8 @@ _DESCENT_STEPS = 40
 _HOLDERS_TRIED = 5
 _BISECTIONS = 5
 _CLOSE = 0.01
+_PROBE_S, _PROBE_S_AN_OP = 1.0, 0.004
+"""How long to look for a plan within one budget: where there is one it is found early, mostly."""
 
 
 def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) -> Candidate:
@@ -45,8 +47,8 @@ def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) ->
         if best.peak_bytes <= max(enough_bytes, floor * (1 + _CLOSE)) or time.monotonic() > deadline:
             break
         target = (floor + best.peak_bytes) // 2
-        left_s = deadline - time.monotonic()
-        tried = solve_chain(simulator, target, deadline=time.monotonic() + left_s / 2)
+        allowed_s = min((deadline - time.monotonic()) / 2, _PROBE_S + _PROBE_S_AN_OP * problem.n_ops)
+        tried = solve_chain(simulator, target, deadline=time.monotonic() + allowed_s)
         if tried is not None and _smaller(tried, best):
             best = tried
         else:

@@ -27,14 +27,23 @@ from .smallest import smallest
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.002, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
+_CAUTION = 200
+"""The smallest budget is named with 1/200 more."""
 _PLAIN_OPS = 2500
 """Ops up to which the programme without ties is tried."""
 
 Progress = Callable[[str], None]
 
 
-def solve(trace: Trace, budget_bytes: int, *, deadline_s: float = 20.0, progress: Progress | None = None) -> Plan:
-    """The fastest plan found whose predicted peak is at most `budget_bytes`.
+def solve(
+    trace: Trace,
+    budget_bytes: int,
+    *,
+    leave_free_bytes: int = 0,
+    deadline_s: float = 20.0,
+    progress: Progress | None = None,
+) -> Plan:
+    """The fastest plan found whose predicted peak is at most `budget_bytes`, less `leave_free_bytes` where it can be.
 
     `progress` is called with a sentence now and then. Raises `BudgetError` if no plan is found that fits.
     """
@@ -46,15 +55,16 @@ def solve(trace: Trace, budget_bytes: int, *, deadline_s: float = 20.0, progress
     simulator = Simulator(Problem(trace))
     plain = judged(simulator, simulator.problem.keep_all(), solver="keep all")
     assert plain is not None  # keeping everything replays nothing
-    if plain.peak_bytes <= budget_bytes:
+    wanted_bytes = max(1, budget_bytes - leave_free_bytes)
+    if plain.peak_bytes <= wanted_bytes:
         say("everything fits: nothing to recompute")
         return _plan(simulator, plain, plain, Bound(trace.step_s, impossible=False), budget_bytes, started)
-    bound = lower_bound(simulator.problem, budget_bytes, deadline=started + 0.2 * deadline_s)
+    bound = lower_bound(simulator.problem, wanted_bytes, deadline=started + 0.2 * deadline_s)
     best: Candidate | None = None
     if bound.impossible:
         say("no schedule fits: looking for the smallest budget that works")
     else:
-        best = _search(simulator, budget_bytes, bound, started, deadline_s, say)
+        best = _search(simulator, wanted_bytes, bound, started, deadline_s, say)
     if best is None:
         # The alternative is an error: take the time that it takes to be sure.
         deadline = time.monotonic() + 1.5 * deadline_s
@@ -160,15 +170,17 @@ def _budget_error(simulator: Simulator, least: Candidate, budget_bytes: int) -> 
     other = records[at.index].other_bytes
     holders = "; ".join(describe_holders(simulator, least)) or "none"
     pinned = sum(problem.pinned)
+    # The next profile of the same step may differ by a few bytes: what is named here should work then too.
+    works = max(least.peak_bytes + least.peak_bytes // _CAUTION, budget_bytes + 1)
     return BudgetError(
         f"a budget of {format_bytes(budget_bytes)} cannot be met: the smallest that works is "
-        f"{format_bytes(least.peak_bytes)} ({least.peak_bytes} bytes). The peak is then "
+        f"{format_bytes(works)} ({works} bytes). The peak is then "
         f"{describe_place(problem, at)}: {format_bytes(other)} are parameters, gradients, batch and temporaries, and "
         f"the largest values are {holders}. What helps: a smaller batch or shorter sequences, "
         f"splitting the largest op (for example computing the loss in chunks), offloading"
         + (f", or letting the {pinned} pinned ops be recomputed." if pinned else "."),
         budget_bytes=budget_bytes,
-        smallest_bytes=least.peak_bytes,
+        smallest_bytes=works,
     )
 
 

@@ -1,0 +1,146 @@
+"""The command line of the benchmarks: `python -m benchmarks COMMAND`.
+
+Everything heavy is imported by the command that needs it, so that `compare` and `report` start without torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+RESULTS = Path(__file__).parent / "results" / "peers"
+QUICK_ROUNDS = 2
+
+
+def say(sentence: str) -> None:
+    """Progress."""
+    click.echo(sentence, err=True)
+
+
+def names(value: str | None) -> list[str] | None:
+    return [part.strip() for part in value.split(",") if part.strip()] if value else None
+
+
+def list_everything(context: click.Context, option: click.Parameter, value: bool) -> None:
+    if not value:
+        return
+    from .harness import models, variants
+
+    for title, catalogue in (("models", models.STANDARD), ("models with --quick", models.TINY)):
+        click.echo(f"{title}:")
+        for name, case in catalogue.items():
+            click.echo(f"  {name:12}{case.title}")
+    click.echo(f"variants:\n  {', '.join(variants.STANDARD)}")
+    click.echo(f"variants with --quick:\n  {', '.join(variants.QUICK)}")
+    click.echo(f"and any of these forms:\n  {', '.join(variants.FORMS)}")
+    context.exit()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=list_everything, help="Models and variants."
+)
+def main() -> None:
+    """lowtide beside what a user would pick instead: the same models, one thread, all variants in turn."""
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="Tiny models and few variants: does it run?")
+@click.option("--models", "chosen_models", help="Some of the models, with commas between.")
+@click.option("--variants", "chosen_variants", help="Some of the variants, with commas between; plain is added.")
+@click.option("--rounds", type=click.IntRange(1), help=f"Rounds of timed steps.  [7, or {QUICK_ROUNDS} with --quick]")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where results go.")
+@click.option("--rss", is_flag=True, help="Measure resident memory too, each variant in a process of its own.")
+@click.option("--compile-seconds", type=float, help="Deadline for compiling one model in one way.  [300]")
+def run(
+    quick: bool,
+    chosen_models: str | None,
+    chosen_variants: str | None,
+    rounds: int | None,
+    out: Path,
+    rss: bool,
+    compile_seconds: float | None,
+) -> None:
+    """Measure, and write results.json, RESULTS.md and a picture for each model; after each model what there is."""
+    from .harness import machine
+
+    machine.keep_freed_memory("benchmarks")  # before torch is imported: it starts this program anew
+    from .harness import compiled, models, pages, resident, running, variants
+
+    catalogue = "tiny" if quick else "standard"
+    cases = models.CATALOGUES[catalogue]
+    wanted = names(chosen_models) or list(cases)
+    if unknown := [name for name in wanted if name not in cases]:
+        raise click.UsageError(f"no such model: {', '.join(unknown)}; there are {', '.join(cases)}")
+    ways = names(chosen_variants) or list(variants.QUICK if quick else variants.STANDARD)
+    ways = ["plain", *(way for way in ways if way != "plain")]
+    try:
+        for way in ways:
+            variants.named(way)
+    except variants.UnknownVariantError as error:
+        raise click.UsageError(str(error)) from error
+    if compile_seconds is not None:
+        compiled.DEADLINE_S = compile_seconds
+    rounds = rounds or (QUICK_ROUNDS if quick else 7)
+    file = out / "results.json"
+    found = running.run_models(
+        {name: cases[name] for name in wanted}, ways, rounds, file, say, {"catalogue": catalogue}
+    )
+    if rss:
+        resident.measure_resident(found, catalogue, say)
+        found.save(file)
+    pages.write_page(found, out / "RESULTS.md", out)
+    click.echo(str(out / "RESULTS.md"))
+
+
+@main.command()
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+def compare(old: Path, new: Path) -> None:
+    """What became slower or larger from OLD to NEW results, beyond noise; exit code 1 if anything did."""
+    from .harness.comparing import compare as compared
+    from .harness.records import ResultsError, Run
+
+    try:
+        found = compared(Run.load(old), Run.load(new))
+    except ResultsError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(str(found))
+    sys.exit(1 if found.regressed else 0)
+
+
+@main.command()
+@click.argument("results", type=click.Path(path_type=Path))
+@click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="The page.  [RESULTS.md beside the file]")
+def report(results: Path, page: Path | None) -> None:
+    """Write the page and the pictures of a results.json again; reasons are taken from benchmarks/why.md."""
+    from .harness.pages import write_page
+    from .harness.records import ResultsError, Run
+
+    try:
+        found = Run.load(results)
+    except ResultsError as error:
+        raise click.ClickException(str(error)) from error
+    page = page or results.parent / "RESULTS.md"
+    write_page(found, page, results.parent)
+    click.echo(str(page))
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="The two smallest points of each axis.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where results go.")
+def scaling(quick: bool, rounds: int, out: Path) -> None:
+    """Cost against depth, batch and length; planning, recording and our own records against ops."""
+    from .harness import machine
+
+    machine.keep_freed_memory("benchmarks")
+    from .harness import scaling as scales
+
+    click.echo(str(scales.measure(quick, rounds, out, say)))
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks")

@@ -1,0 +1,73 @@
+"""Where a benchmark ran: processor, versions, date, and what the allocator was told."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str(2**40)}
+"""glibc gives large blocks back to the system and faults them in again; which of them, differs from step to step
+and costs more than what is measured here. So it is told to keep them, for all variants alike."""
+RESULTS = Path(__file__).parents[1] / "results"
+PACKAGES = ("lowtide", "torch", "transformers", "numpy", "scipy")
+
+
+def keep_freed_memory(module: str) -> None:
+    """Start this program again, as `python -m module`, with `ALLOCATOR` in its environment, unless it is there."""
+    if not ALLOCATOR.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], os.environ | ALLOCATOR)
+
+
+def one_quiet_thread() -> None:
+    """One thread for torch; no remarks from transformers."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    library: Any = transformers
+    library.logging.set_verbosity_error()
+
+
+def processor() -> str:
+    """The name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that matter, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def allocator() -> dict[str, str]:
+    """What the environment tells glibc's allocator."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("MALLOC_")}
+
+
+def describe() -> dict[str, object]:
+    """Everything about this machine and this moment that a result depends on."""
+    return {
+        "processor": processor(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "threads": 1,
+        "versions": versions(),
+        "allocator": allocator(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,103 @@
+"""What a user of eager PyTorch would pick instead, each as its own documentation recommends."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from .blocks import each_block_checkpointed, segments_checkpointed
+from .contract import NotApplicableError, Variant
+from .steps import Bench, Forward
+
+ATEN = torch.ops.aten
+KEPT_BY_SAC = {
+    ATEN.mm.default,
+    ATEN.addmm.default,
+    ATEN.bmm.default,
+    ATEN.baddbmm.default,
+    ATEN._grouped_mm.default,
+    ATEN.convolution.default,
+    ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+    ATEN._scaled_dot_product_flash_attention.default,
+    ATEN._scaled_dot_product_efficient_attention.default,
+    ATEN._scaled_dot_product_cudnn_attention.default,
+    ATEN._scaled_dot_product_attention_math.default,
+}
+"""Matrix products and attention: the usual list."""
+
+
+def keep_heavy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in KEPT_BY_SAC else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+CHECKPOINT: dict[str, Any] = {"use_reentrant": False}
+SELECTIVE: dict[str, Any] = CHECKPOINT | {
+    "context_fn": functools.partial(create_selective_checkpoint_contexts, keep_heavy)
+}
+
+
+class EachBlock(Variant):
+    """`torch.utils.checkpoint` on every block, `use_reentrant=False` as its documentation asks for.
+
+    transformers' models by `gradient_checkpointing_enable`, the others by wrapping the forward of each block.
+    """
+
+    family = "torch checkpoint"
+    options = CHECKPOINT
+
+    @contextlib.contextmanager
+    def applied(self, bench: Bench) -> Iterator[Forward]:
+        with each_block_checkpointed(bench.model, self.options):
+            yield bench.loss
+
+
+class Selective(EachBlock):
+    """Selective checkpointing: every block, with `create_selective_checkpoint_contexts` as `context_fn`.
+
+    The policy of its documentation: `MUST_SAVE` for matrix products and attention (here convolutions too, which are
+    the products of convolutional nets), `PREFER_RECOMPUTE` for the rest.
+    """
+
+    family = "torch SAC"
+    options = SELECTIVE
+
+
+class SqrtSegments(Variant):
+    """One checkpoint around each √n blocks in a row, as `checkpoint_sequential` does for an `nn.Sequential`."""
+
+    family = "torch checkpoint"
+
+    def prepare(self, bench: Bench) -> None:
+        try:
+            with segments_checkpointed(bench.model, CHECKPOINT):
+                pass
+        except LookupError as error:
+            raise NotApplicableError(str(error)) from error
+
+    @contextlib.contextmanager
+    def applied(self, bench: Bench) -> Iterator[Forward]:
+        with segments_checkpointed(bench.model, CHECKPOINT):
+            yield bench.loss
+
+
+class SaveOnCpu(Variant):
+    """`torch.autograd.graph.save_on_cpu` around the forward pass.
+
+    It is made for accelerators: a tensor that is on the CPU stays as it is, so here neither peak nor time should
+    change, and what is measured is what the hooks cost. `pin_memory` stays off, as there is nothing to copy from.
+    """
+
+    family = "torch offload"
+
+    @contextlib.contextmanager
+    def applied(self, bench: Bench) -> Iterator[Forward]:
+        def forward() -> torch.Tensor:
+            with torch.autograd.graph.save_on_cpu(pin_memory=False):
+                return bench.loss()
+
+        yield forward

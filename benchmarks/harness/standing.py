@@ -1,0 +1,150 @@
+"""How lowtide stands to each peer: at the peer's peak, at the peer's time, and where it is behind. No torch.
+
+Careful with lowtide: a peer is compared with points of lowtide's that were measured, never with a line between them:
+the quickest one that needs no more memory, and the smallest one that is no slower. What is not sure is undecided.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from .noise import FLOOR, Difference, between_variants
+from .records import ModelResult
+
+OURS = ("lowtide planned", "lowtide online", "lowtide rules")
+LADDER = "lowtide planned"
+NOT_PEERS = (*OURS, "plain", "schedules")
+SAME_PEAK = 1.001  # a budget taken from a peer's peak is met to within this
+Verdict = Literal["ahead", "behind", "undecided", "out of reach"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One peer, and the point of lowtide's ladder that it is compared with."""
+
+    peer: str
+    ours: str | None
+    """None: no point of lowtide's qualifies."""
+    difference: Difference | None
+    """How much longer lowtide takes."""
+    verdict: Verdict
+
+
+def peers(model: ModelResult) -> list[str]:
+    """Those with a point, in the order of their names in the run."""
+    return [name for name, one in model.measured().items() if one.family not in NOT_PEERS]
+
+
+def ladder(model: ModelResult) -> list[str]:
+    """lowtide's plans that were measured, from the largest peak to the smallest."""
+    there = [name for name, one in model.measured().items() if one.family == LADDER]
+    return sorted(there, key=lambda name: -model.peak_share(name))
+
+
+def at_equal_peak(model: ModelResult, peer: str) -> Standing:
+    """The quickest of lowtide's plans that needs no more memory than the peer."""
+    limit = model.peak_share(peer) * SAME_PEAK
+    there = [name for name in ladder(model) if model.peak_share(name) <= limit]
+    if not there:
+        return Standing(peer, None, None, "out of reach")
+    ours = min(there, key=model.median_ratio)
+    difference = between_variants(model, ours, peer)
+    return Standing(peer, ours, difference, _verdict(difference))
+
+
+def at_equal_overhead(model: ModelResult, peer: str) -> Standing:
+    """The smallest of lowtide's plans that was measured no slower than the peer.
+
+    Being ahead in memory only counts if it is sure that the time is not worse by more than the floor.
+    """
+    for ours in reversed(ladder(model)):
+        difference = between_variants(model, ours, peer)
+        if difference.ratio <= 1:
+            share, theirs = model.peak_share(ours), model.peak_share(peer)
+            if share > theirs * SAME_PEAK:
+                return Standing(peer, ours, difference, "behind")
+            sure = share * SAME_PEAK < theirs and difference.most <= 1 + FLOOR
+            return Standing(peer, ours, difference, "ahead" if sure else "undecided")
+    return Standing(peer, None, None, "out of reach")
+
+
+def _verdict(difference: Difference) -> Verdict:
+    if difference.slower:
+        return "behind"
+    return "ahead" if difference.faster else "undecided"
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Something that lowtide does worse, or cannot do."""
+
+    model: str
+    variant: str
+    sentence: str
+
+
+def where_behind(name: str, model: ModelResult) -> list[Behind]:
+    """All that the data say against lowtide, for one model."""
+    found = [*_behind_peers(name, model), *_own_faults(name, model)]
+    return sorted(found, key=lambda one: one.variant)
+
+
+def _behind_peers(name: str, model: ModelResult) -> Iterable[Behind]:
+    for peer in peers(model):
+        share = 100 * model.peak_share(peer)
+        one = at_equal_peak(model, peer)
+        if one.verdict == "out of reach":
+            yield Behind(
+                name, peer, f"no plan of lowtide's in this run has a peak as low as its {share:.1f} % of plain's"
+            )
+        elif one.verdict == "behind" and one.ours is not None and one.difference is not None:
+            yield Behind(
+                name,
+                peer,
+                f"at its peak of {share:.1f} % lowtide ({one.ours}, {100 * model.peak_share(one.ours):.1f} %) takes "
+                f"{_percent(one.difference.ratio)} longer: × {model.median_ratio(one.ours):.3f} of plain's time "
+                f"against × {model.median_ratio(peer):.3f}",
+            )
+
+
+def _own_faults(name: str, model: ModelResult) -> Iterable[Behind]:
+    checks: list[tuple[Callable[[str], bool], str]] = [
+        (lambda v: model.variants[v].exact is False, "loss or gradients differ from plain's"),
+        (lambda v: model.variants[v].buffers_equal is False, "buffers differ from plain's"),
+        (lambda v: over_budget(model, v), "its peak is over the budget"),
+        (lambda v: "not followed" in model.variants[v].note, "its plan was not followed in every step"),
+    ]
+    for variant, one in model.variants.items():
+        if one.family not in OURS:
+            continue
+        if one.error is not None:
+            yield Behind(name, variant, first_sentence(one.error))
+        yield from (Behind(name, variant, sentence) for holds, sentence in checks if holds(variant))
+        if model.measured().get("plain") and one.measured and _only_costs(model, variant):
+            yield Behind(
+                name,
+                variant,
+                f"needs no less memory than plain and takes × {model.median_ratio(variant):.3f} of its time",
+            )
+
+
+def over_budget(model: ModelResult, variant: str) -> bool:
+    """More than was asked for, by either meter."""
+    one = model.variants[variant]
+    return one.asked_bytes is not None and max(one.peak_bytes or 0, one.own_peak_bytes or 0) > one.asked_bytes
+
+
+def _only_costs(model: ModelResult, variant: str) -> bool:
+    return model.peak_share(variant) >= 0.999 and between_variants(model, variant, "plain").slower
+
+
+def first_sentence(error: str) -> str:
+    """Of an error that says more than fits into a line."""
+    return re.split(r"(?<=[.:;])\s+(?=[A-Z0-9])", error, maxsplit=1)[0].replace("\n", " ").rstrip(":;")
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):.1f} %"

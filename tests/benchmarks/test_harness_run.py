@@ -1,0 +1,202 @@
+"""The harness measures what it says, on a model small enough for a test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.__main__ import main
+from benchmarks.harness import variants
+from benchmarks.harness.blocks import blocks, rows_of_blocks, segments_checkpointed
+from benchmarks.harness.compiled import CompileDeadlineError, deadline
+from benchmarks.harness.contract import Plain, Variant
+from benchmarks.harness.machine import ALLOCATOR
+from benchmarks.harness.models import CATALOGUES, Case, gpt2, t5
+from benchmarks.harness.peers import CHECKPOINT
+from benchmarks.harness.records import ModelResult
+from benchmarks.harness.running import measure_model, run_models
+from benchmarks.harness.steps import Bench, Forward, step
+from click.testing import CliRunner
+from torch import nn
+
+import lowtide
+
+ROOT = Path(__file__).parents[2]
+
+
+def quiet(sentence: str) -> None:
+    pass
+
+
+class Chain(nn.Module):
+    """Four layers whose activations are known: each makes and saves 64 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+CHAIN = Case("Chain", lambda: (Chain(), {"x": torch.randn(1024, 16)}))
+
+
+class Doubled(Variant):
+    """A variant that is wrong: its loss is another, and it holds 4 MiB through the step."""
+
+    family = "torch checkpoint"
+
+    def applied(self, bench: Bench) -> contextlib.AbstractContextManager[Forward]:
+        def forward() -> torch.Tensor:
+            self.held = torch.zeros(1 << 20)
+            return bench.loss() * 2
+
+        return contextlib.nullcontext(forward)
+
+
+class Failing(Plain):
+    """A variant that fails in its first round."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.applications = 0
+
+    def applied(self, bench: Bench) -> contextlib.AbstractContextManager[Forward]:
+        self.applications += 1
+        if self.applications > 1:
+            raise RuntimeError("as planned")
+        return super().applied(bench)
+
+
+@pytest.fixture(scope="module")
+def chain() -> ModelResult:
+    torch.set_num_threads(1)
+    ways = [variants.named("plain"), Doubled("doubled"), Failing("failing"), variants.named("rule:every1")]
+    return measure_model(Bench("chain", CHAIN), ways, 2, quiet)
+
+
+def test_peaks_are_those_of_live_tensors(chain: ModelResult) -> None:
+    # 64 KiB for each result of tanh, which are saved, and for what is under way beside them: at most a few.
+    plain, doubled = chain.variants["plain"].peak_bytes, chain.variants["doubled"].peak_bytes
+    assert plain is not None
+    assert doubled is not None
+    assert 4 * 65536 < plain - chain.base_bytes <= 10 * 65536
+    assert plain <= doubled - (4 << 20) <= plain + 1024
+
+
+def test_a_wrong_variant_is_seen_to_be_wrong(chain: ModelResult) -> None:
+    assert chain.variants["plain"].exact
+    assert chain.variants["rule:every1"].exact
+    assert chain.variants["doubled"].exact is False
+    assert chain.variants["doubled"].buffers_equal  # it calls the model once
+
+
+def test_a_variant_that_fails_is_recorded_and_the_others_go_on(chain: ModelResult) -> None:
+    assert chain.variants["failing"].error == "RuntimeError: as planned"
+    assert not chain.variants["failing"].measured
+    assert [len(chain.variants[name].cpu_s) for name in ("plain", "doubled", "failing", "rule:every1")] == [2, 2, 0, 2]
+
+
+def test_every_step_begins_from_the_same_state() -> None:
+    bench = Bench("chain", CHAIN)
+    first = bench.metered(bench.loss)[1]
+    step(bench.loss)
+    assert bench.metered(bench.loss)[1] == first
+
+
+def test_budgets_are_asked_predicted_and_measured() -> None:
+    torch.set_num_threads(1)
+    bench = Bench("gpt2", gpt2(2, 64, 4, 32, 64))
+    ways = [variants.named(name) for name in ("plain", "online@70", "planned@70", "planned@nobody")]
+    found = measure_model(bench, ways, 1, quiet).variants
+    asked = (found["plain"].peak_bytes or 0) * 70 // 100
+    for name in ("online@70", "planned@70"):
+        one = found[name]
+        assert one.error is None
+        assert one.exact
+        assert one.asked_bytes == asked
+        assert 0 < (one.peak_bytes or 0) <= asked
+        assert 0 < (one.own_peak_bytes or 0) <= asked
+    assert 0 < (found["planned@70"].predicted_bytes or 0) <= asked
+    assert found["planned@nobody"].error == "NotApplicableError: there is no peak of 'nobody' to plan for in this run"
+    with pytest.raises(lowtide.LowtideError, match="not fitted"):  # nothing is left on the model
+        lowtide.report(bench.model)
+
+
+@pytest.mark.parametrize("case", [gpt2(5, 64, 2, 16, 64), t5(4, 64, 2, 16)], ids=lambda case: case.title[:2])
+def test_segments_compute_the_same_and_leave_nothing(case: Case) -> None:
+    bench = Bench("one", case)
+    plain = bench.metered(bench.loss)
+    names = list(bench.model.state_dict())
+    with segments_checkpointed(bench.model, CHECKPOINT):
+        assert all(len(getattr(owner, name)) < 5 for owner, name in rows_of_blocks(bench.model))
+        segmented = bench.metered(bench.loss)
+    assert segmented[1] == plain[1]
+    assert segmented[0] < plain[0]
+    assert list(bench.model.state_dict()) == names
+
+
+def test_every_model_has_blocks() -> None:
+    for name, case in CATALOGUES["tiny"].items():
+        model, _ = case.build()
+        assert len(blocks(model)) >= 4, name
+
+
+def test_names_of_variants() -> None:
+    for name in (*variants.STANDARD, *variants.QUICK, "schedule:every block"):
+        assert variants.named(name).name == name
+    for name in ("nonsense", "compile@2", "planned@", "rule:nothing", "schedule:none"):
+        with pytest.raises(variants.UnknownVariantError, match="no such variant"):
+            variants.named(name)
+
+
+def test_a_run_that_is_killed_keeps_the_models_it_finished(tmp_path: Path) -> None:
+    def make() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+        raise KeyboardInterrupt
+
+    file = tmp_path / "results.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_models({"chain": CHAIN, "killed": Case("Killed", make)}, ["plain"], 1, file, quiet, {})
+    assert list(json.loads(file.read_text())["models"]) == ["chain"]
+
+
+def test_the_command_writes_results_page_and_pictures(tmp_path: Path) -> None:
+    call = [sys.executable, "-m", "benchmarks", "run", "--quick", "--models", "lstm", "--variants", "checkpoint,sac",
+            "--rounds", "1", "--out", str(tmp_path)]  # fmt: skip
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "RESULTS.md", "lstm.png"}
+    document = json.loads((tmp_path / "results.json").read_text())
+    assert list(document["models"]["lstm"]["variants"]) == ["plain", "checkpoint", "sac"]
+    assert set(document["machine"]) >= {"processor", "versions", "date", "allocator", "load"}
+    assert "round 1 of 1" in done.stderr
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "| lstm | checkpoint |" in page
+
+
+def test_the_command_names_what_does_not_exist(tmp_path: Path) -> None:
+    call = ["run", "--quick", "--models", "gpt5", "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, call, env=ALLOCATOR)  # with these it does not start itself anew
+    assert done.exit_code == 2
+    assert "no such model: gpt5; there are gpt2, resnet50, lstm" in done.output
+
+
+def test_a_deadline_ends_what_takes_too_long_even_if_it_is_swallowed() -> None:
+    with pytest.raises(CompileDeadlineError, match=r"not compiled within 0\.05 s"), deadline(0.05):
+        time.sleep(10)
+    with pytest.raises(CompileDeadlineError), deadline(0.05), contextlib.suppress(CompileDeadlineError):
+        time.sleep(10)
+    with deadline(10):
+        pass
+    time.sleep(0.1)  # nothing rings later

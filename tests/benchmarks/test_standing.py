@@ -1,0 +1,108 @@
+"""Ahead, behind or undecided: careful with lowtide, and never from noise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.harness.pages import read_why, write_page
+from benchmarks.harness.records import ModelResult, ResultsError, Run
+from benchmarks.harness.standing import at_equal_overhead, at_equal_peak, where_behind
+
+from .synthetic import TRUTH, made_up_run
+
+
+def model_of(run: Run) -> ModelResult:
+    return run.models["model0"]
+
+
+def test_the_quickest_plan_that_needs_no_more_memory_is_taken() -> None:
+    model = model_of(made_up_run(1))
+    at = {peer: at_equal_peak(model, peer) for peer in ("checkpoint", "sac", "offload", "compile")}
+    assert (at["checkpoint"].ours, at["checkpoint"].verdict) == ("planned@45", "ahead")
+    assert (at["sac"].ours, at["sac"].verdict) == ("planned@60", "ahead")
+    assert at["offload"].ours == "planned@80"
+    assert (at["compile"].ours, at["compile"].verdict) == ("planned@45", "behind")
+
+
+def test_a_plan_between_two_rungs_is_not_made_up() -> None:
+    truth = {**TRUTH, "sac": ("torch SAC", 1.15, 0.59)}  # a hair below the rung of 60 %
+    assert at_equal_peak(model_of(made_up_run(1, truth=truth)), "sac").ours == "planned@45"
+
+
+def test_nothing_small_enough_is_out_of_reach() -> None:
+    truth = {**TRUTH, "checkpoint": ("torch checkpoint", 1.30, 0.2)}
+    model = model_of(made_up_run(1, truth=truth))
+    assert at_equal_peak(model, "checkpoint").verdict == "out of reach"
+    assert [one.variant for one in where_behind("model0", model)] == ["checkpoint", "compile"]
+
+
+def test_equal_times_are_undecided_in_both_tables() -> None:
+    truth = {**TRUTH, "checkpoint": ("torch checkpoint", 1.12, 0.5)}
+    for seed in range(20):
+        model = model_of(made_up_run(seed, truth=truth))
+        assert at_equal_peak(model, "checkpoint").verdict == "undecided"
+        # Now and then the rung of 45 % is measured slower by chance, and the next one needs more memory.
+        assert at_equal_overhead(model, "checkpoint").verdict in ("undecided", "behind")
+
+
+def test_few_rounds_decide_nothing() -> None:
+    model = model_of(made_up_run(1, rounds=2))
+    assert at_equal_peak(model, "checkpoint").verdict == "undecided"
+    assert at_equal_overhead(model, "checkpoint").verdict == "undecided"
+
+
+def test_the_smallest_plan_that_is_no_slower_is_taken() -> None:
+    model = model_of(made_up_run(1, noise=0.003))  # SAC and the plan of 45 % are 3 % apart
+    assert (at_equal_overhead(model, "checkpoint").ours, at_equal_overhead(model, "checkpoint").verdict) == (
+        "planned@45",
+        "undecided",  # quicker, with the same peak
+    )
+    assert (at_equal_overhead(model, "sac").ours, at_equal_overhead(model, "sac").verdict) == ("planned@45", "ahead")
+    assert at_equal_overhead(model, "compile").verdict == "out of reach"
+
+
+def test_faults_of_lowtide_are_listed() -> None:
+    model = model_of(made_up_run(1))
+    model.variants["planned@45"].exact = False
+    model.variants["online@60"].error = "BudgetError: a budget cannot be met. What helps: more."
+    model.variants["planned@80"].own_peak_bytes = (model.variants["planned@80"].asked_bytes or 0) + 1
+    found = {one.variant: one.sentence for one in where_behind("model0", model) if one.variant != "compile"}
+    assert found == {
+        "planned@45": "loss or gradients differ from plain's",
+        "online@60": "BudgetError: a budget cannot be met.",
+        "planned@80": "its peak is over the budget",
+    }
+
+
+def test_the_page_has_reasons_from_the_file_beside_what_is_behind(tmp_path: Path) -> None:
+    why = tmp_path / "why.md"
+    why.write_text(
+        "# Why\n\n## */compile\n\nFused kernels\nsave memory traffic.\n\n## model1/compile\n\nSo too here.\n"
+    )
+    assert read_why(why) == {"*/compile": "Fused kernels save memory traffic.", "model1/compile": "So too here."}
+    assert read_why(tmp_path / "missing.md") == {}
+    write_page(made_up_run(1), tmp_path / "RESULTS.md", tmp_path / "pictures", why)
+    lines = (tmp_path / "RESULTS.md").read_text().splitlines()
+    behind = {line.split("**")[1]: line for line in lines if line.startswith("- **")}
+    assert "*Why: Fused kernels save memory traffic.*" in behind["model0 / compile"]
+    assert behind["model1 / compile"].endswith("*Why: Fused kernels save memory traffic.* *Why: So too here.*")
+    for name in ("model0", "model1", "model2"):
+        assert f"(pictures/{name}.png)" in "\n".join(lines)
+        assert (tmp_path / "pictures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_reading_results_needs_no_torch() -> None:
+    code = "import sys, benchmarks.harness.pages, benchmarks.harness.comparing; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
+    run = made_up_run(1)
+    run.save(tmp_path / "results.json")
+    assert Run.load(tmp_path / "results.json") == run
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    with pytest.raises(ResultsError, match="no results can be read"):
+        Run.load(tmp_path / "nothing.json")
