@@ -21,7 +21,7 @@ WIDTH = 110
 
 # (module, heading, pages that explain, names; None for the module's whole list, without what came before)
 GROUPS: list[tuple[str, str, str, list[str] | None]] = [
-    ("lowtide", "Models", "fit.md", ["fit", "unfit", "report", "plan", "Plan", "frontier"]),
+    ("lowtide", "Models", "fit.md", ["fit", "unfit", "report", "Report", "plan", "Plan", "frontier"]),
     ("lowtide", "Scopes", "budget.md rules.md", ["budget", "saving", "allow_replay"]),
     ("lowtide", "Functions", "from-torch-checkpoint.md", ["checkpoint", "checkpoint_sequential"]),
     (

@@ -36,13 +36,16 @@ class Variant(ABC):
 
     family: ClassVar[str]
     """What it is drawn as: variants of one family differ in a setting."""
-    settling_steps: ClassVar[int] = 0
-    """Steps to take after `applied` before they are as they will stay."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.budgeted: Budgeted | None = None
         self.note = ""
+
+    @property
+    def settling_steps(self) -> int:
+        """Steps to take after `applied` before they are as they will stay."""
+        return 0
 
     def prepare(self, bench: Bench) -> None:  # noqa: B027  (most need no preparation)
         """What is done once for a model, and timed: planning, compiling."""

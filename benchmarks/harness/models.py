@@ -1,8 +1,8 @@
 """The models that are measured: from transformers' configurations or our own, with random weights and seeded data.
 
 Every model has its loss inside, so that `model(**batch)` gives it. No weights or data are downloaded. A catalogue is
-a choice of sizes: `STANDARD` for results (0.5-2 s for a plain step on one thread), `SMALL` for `benchmarks.planned`,
-`TINY` to see that everything runs.
+a choice of sizes: `STANDARD` for results (0.5-2 s for a plain step on one thread), `TINY` to see that everything
+runs.
 """
 
 from __future__ import annotations
@@ -206,18 +206,9 @@ STANDARD: dict[str, Case] = {
     "lstm": lstm(6, 256, 16, 128),
     "deep": gpt2(48, 128, 4, 128),
 }
-SMALL: dict[str, Case] = {
-    "gpt2": gpt2(6, 256, 8, 128),
-    "llama": llama(6, 256, 8, 128),
-    "bert": bert(6, 256, 8, 128),
-    "t5": t5(3, 256, 8, 128),
-    "vit": vit(6, 256, 16),
-    "resnet50": resnet50_halved(12, 128),
-    "unet": unet(14, 96),
-}
 TINY: dict[str, Case] = {
     "gpt2": gpt2(4, 64, 8, 32, 128),
     "resnet50": resnet("A ResNet of 6 blocks", 8, [32, 64], [3, 3], 4, 32),
     "lstm": lstm(4, 32, 8, 16),
 }
-CATALOGUES = {"standard": STANDARD, "small": SMALL, "tiny": TINY}
+CATALOGUES = {"standard": STANDARD, "tiny": TINY}

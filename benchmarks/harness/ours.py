@@ -16,18 +16,22 @@ from .contract import Budgeted, NotApplicableError, Variant
 from .peers import KEPT_BY_SAC
 from .steps import Bench, Forward, step
 
-SMALLEST = "smallest"
+SMALLEST, HALF = "smallest", "half"
 NOT_FOLLOWED = "the plan was not followed in every step"
 _STEPS_TO_A_PLAN = 3  # profiled, then two that lowtide measures
+_STEPS_MEASURED, _STEPS_TO_TRUST = 2, 6
 _ASKED_AGAIN = 2
 _UNLIMITED = 2**62
 
 
 def asked_bytes(bench: Bench, rung: str) -> int:
-    """A rung of the ladder in bytes, without what lives beside the model: "60" % of plain's peak, the "smallest"
-    budget that the planner finds a plan for, or the peak of another variant, by its name."""
+    """A rung of the ladder in bytes, without what lives beside the model: "60" % of plain's peak, what is there anyway
+    and "half" of what plain adds to it, the "smallest" budget that the planner finds a plan for, or the peak of another
+    variant, by its name."""
     if rung.isdigit():
         return bench.peaks["plain"] * int(rung) // 100
+    if rung == HALF:
+        return (bench.base_bytes + bench.peaks["plain"]) // 2
     if rung == SMALLEST:
         if bench.smallest_bytes is None:
             bench.smallest_bytes = _smallest(bench) - bench.other_bytes
@@ -103,7 +107,10 @@ class Online(Variant):
 class Obeyed(Variant):
     """A plan, made in `prepare`, obeyed through `lowtide.fit(model, plan=plan)`."""
 
-    settling_steps = 2  # lowtide measures these, which takes time
+    @property
+    def settling_steps(self) -> int:
+        """lowtide measures two steps, and leaves those alone that keep everything once it has seen a few."""
+        return _STEPS_MEASURED if self._plan is not None and self._plan.recomputed else _STEPS_TO_TRUST
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

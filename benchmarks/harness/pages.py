@@ -12,6 +12,7 @@ from .noise import FLOOR, LEAST_ROUNDS, SURE
 from .plots import frontier
 from .records import ModelResult, Run, VariantResult
 from .standing import Standing, at_equal_overhead, at_equal_peak, first_sentence, over_budget, peers, where_behind
+from .targets import TARGETS, outcome
 
 MIB = 2**20
 WHY = Path(__file__).parents[1] / "why.md"
@@ -66,6 +67,9 @@ def markdown(run: Run, links: dict[str, str], why: dict[str, str]) -> str:
         "## Peak at equal overhead",
         "The smallest of lowtide's plans that was measured no slower than the peer.",
         _equal_table(run, at_equal_overhead),
+        "## Targets",
+        "What lowtide sets itself. *Undecided*: the rounds differ too much to be sure, whatever the medians say.",
+        _target_table(run),
         "## Where lowtide is behind",
         _behind(run, why),
         "## Budgets: asked, predicted, measured",
@@ -112,6 +116,22 @@ def _equal_table(run: Run, stand: Callable[[ModelResult, str], Standing]) -> str
             )
     header = ("model", "peer", "its peak", "its time", "lowtide", "peak", "time", "lowtide over peer", "lowtide is")
     return table(header, rows) if rows else "No peers in this run."
+
+
+def _target_table(run: Run) -> str:
+    rows = []
+    for name, model in _sound(run).items():
+        for target in TARGETS:
+            found = outcome(model, target)
+            if found is None:
+                why = (
+                    model.variants[target.ours].error if target.ours in model.variants else None
+                ) or "not in this run"
+                rows.append([name, target.words, "", "", first_sentence(why)])
+                continue
+            shares = [f"{100 * found.overhead:.1f} %", f"{100 * found.allowed:.1f} %"]
+            rows.append([name, target.words, *shares, found.verdict])
+    return table(("model", "target", "overhead", "allowed", ""), rows)
 
 
 def _behind(run: Run, why: dict[str, str]) -> str:

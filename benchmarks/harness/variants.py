@@ -6,7 +6,7 @@ from lowtide.planning import BASELINES
 
 from .compiled import Compiled
 from .contract import Plain, Variant
-from .ours import RULES, SMALLEST, Online, Planned, Rule, Schedule
+from .ours import HALF, RULES, SMALLEST, Online, Planned, Rule, Schedule
 from .peers import EachBlock, SaveOnCpu, Selective, SqrtSegments
 
 PEERS: dict[str, type[Variant]] = {
@@ -16,15 +16,15 @@ PEERS: dict[str, type[Variant]] = {
     "sac": Selective,
     "offload": SaveOnCpu,
 }
-LADDER = ("80", "60", "45", SMALLEST)
+LADDER = ("80", "60", HALF, SMALLEST)
 AMPLE = "110"  # more than plain takes: what lowtide costs where it is not needed
-COMPILE_SHARES = ("0.75", "0.5", "0.25")
+COMPILE_SHARES = ("0.5",)
 STANDARD = (
     *PEERS,
     "compile",
     *(f"compile@{share}" for share in COMPILE_SHARES),
     *(f"rule:{name}" for name in RULES),
-    *(f"online@{rung}" for rung in LADDER),
+    "online@60",
     f"planned@{AMPLE}",
     *(f"planned@{rung}" for rung in LADDER),
     "planned@checkpoint",
@@ -50,8 +50,8 @@ FORMS = (
     "planned@RUNG",
     *(f"schedule:{name}" for name in BASELINES),
 )
-"""What `named` understands. A RUNG is a percentage of plain's peak, "smallest", or the name of a variant before it,
-whose peak is taken."""
+"""What `named` understands. A RUNG is a percentage of plain's peak, "smallest", the name of a variant before it,
+whose peak is taken, or "half": half of what plain adds to parameters, buffers and batch."""
 
 
 class UnknownVariantError(ValueError):

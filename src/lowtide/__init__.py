@@ -62,6 +62,9 @@ if TYPE_CHECKING:
         Segments as Segments,
         Selective as Selective,
     )
+    from .reporting.report import (
+        Report as Report,
+    )
 
 __version__ = "0.1.0"
 
@@ -85,6 +88,7 @@ _HOMES = {
     "frontier": "_plan",
     "plan": "_plan",
     "Plan": "planning",
+    "Report": "reporting.report",
     "report": "_fit",
     "unfit": "_fit",
     "saving": "engine.scope",

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.harness.pages import read_why, write_page
 from benchmarks.harness.records import ModelResult, ResultsError, Run
 from benchmarks.harness.standing import at_equal_overhead, at_equal_peak, where_behind
+from benchmarks.harness.targets import TARGETS, outcome
 
 from .synthetic import TRUTH, made_up_run
 
@@ -106,3 +107,29 @@ def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     with pytest.raises(ResultsError, match="no results can be read"):
         Run.load(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [(1.05, 1.30, "holds"), (1.12, 1.13, "**does not hold**"), (1.15, 1.30, "undecided")],
+)
+def test_a_target_holds_only_where_it_is_sure(ours: float, theirs: float, verdict: str) -> None:
+    """Half of a peer's overhead; 0.15 of 0.30 is just that."""
+    truth = {
+        **TRUTH,
+        "checkpoint": ("torch checkpoint", theirs, 0.45),
+        "planned@checkpoint": ("lowtide planned", ours, 0.45),
+    }
+    verdicts = []
+    for seed in range(20):
+        found = outcome(model_of(made_up_run(seed, truth=truth, noise=0.002)), TARGETS[0])
+        assert found is not None
+        assert abs(found.overhead - (ours - 1)) < 0.03
+        assert abs(found.allowed - (theirs - 1) / 2) < 0.03
+        verdicts.append(found.verdict)
+    assert all(one.startswith((verdict, "undecided")) for one in verdicts)
+    assert sum(one.startswith(verdict) for one in verdicts) >= 15
+
+
+def test_a_target_of_what_was_not_measured() -> None:
+    assert outcome(model_of(made_up_run(1)), TARGETS[0]) is None

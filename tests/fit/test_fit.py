@@ -399,3 +399,22 @@ def test_the_smallest_budget_that_an_error_names_works() -> None:
         assert step.peak_bytes <= limit
     assert lowtide.report(model).online_steps == 1
     lowtide.unfit(model)
+
+
+def test_the_planned_step_can_be_looked_at(tmp_path: Path) -> None:
+    model = stack()
+    lowtide.fit(model, budget=tight(model), **DROP_ONLY)
+    with pytest.raises(lowtide.ArgumentError, match="two steps of a kind"):
+        lowtide.report(model).details()
+    for _ in range(4):
+        model.zero_grad()
+        model(torch.randn(512, 64)).sum().backward()
+    report = lowtide.report(model)
+    assert len(report.planned_seconds) == report.steps - report.online_steps == 3
+    details = report.details()
+    assert details.plan is report.plan
+    assert details.predicted_peak_bytes == details.plan.predicted_peak_bytes
+    assert details.measured_peak_bytes == report.measured_peak_bytes
+    details.save_html(tmp_path / "step.html")
+    assert "<svg" in (tmp_path / "step.html").read_text()
+    lowtide.unfit(model)

@@ -37,7 +37,7 @@ log = logging.getLogger("lowtide")
 _MOST_KINDS = 16  # of steps, for each model
 _MEASURED_STEPS = 2  # after a plan is made
 _MEASURED_EVERY = 100
-_TRUSTED_AFTER = 10  # steps that went as planned, none differing: see `_is_best_left_alone`
+_TRUSTED_AFTER = 5  # steps that went as planned, none differing: see `_is_best_left_alone`
 _AMPLE = 0.1  # of the limit left free: then a step that differs a little fits too
 _PATIENCE = 3  # plans that a kind of step may leave before it stays online
 
@@ -245,7 +245,9 @@ class Fitted:
             online_steps=self.online_steps,
             kinds_of_steps=len(self.kinds),
             step_seconds=tuple(self.step_seconds),
+            planned_seconds=tuple(self.planned_seconds),
             planning_s=self.planning_s,
+            trace=kind.planned_trace() if kind is not None else None,
         )
 
 

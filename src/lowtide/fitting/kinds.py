@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..planning import Plan
 from ..trace import Trace
+from .solving import shift
 
 
 @dataclass
@@ -27,6 +28,12 @@ class Kind:
     left: int = 0
     online: bool = False
     key: str = ""  # in the cache
+
+    def planned_trace(self) -> Trace | None:
+        """The profiled step as the plan was made for it: with what was alive beside it then."""
+        if self.trace is None or self.plan is None:
+            return None
+        return shift(self.trace, self.planned_for - self.outside_bytes)
 
 
 def signature_of(model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...]:

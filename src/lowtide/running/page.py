@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..fitting.solving import shift
 from ..reporting.report import Report
 from .finding import StepFinder
 from .summary import main_kind, typical_step_s
@@ -16,9 +15,9 @@ def write_page(finder: StepFinder, path: Path) -> str | None:
     kind = main_kind(state) if state is not None else None
     if state is None or kind is None or kind.plan is None:
         return "no step has had a plan: it takes two steps of a kind"
-    if kind.trace is None:
+    trace = kind.planned_trace()
+    if trace is None:
         return "the plan came from the cache, and no step was profiled"
-    trace = shift(kind.trace, kind.planned_for - kind.outside_bytes)
     report = Report.of(
         trace, kind.plan, measured_peak_bytes=state.measured_peak_bytes, measured_step_s=typical_step_s(state)
     )
