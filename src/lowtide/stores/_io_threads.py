@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from .._errors import StoreError
+
 Job = Callable[[], None]
 
 
@@ -35,6 +37,13 @@ class IoThreads:
     def failure(self) -> BaseException | None:
         """The first error that escaped from a job."""
         return self._failures[0] if self._failures else None
+
+    def check(self) -> None:
+        """Raise what has escaped from a job."""
+        if self.failure is not None:
+            raise StoreError(
+                f"a background thread of the disk store failed: {self.failure!r}. Please report this"
+            ) from self.failure
 
     def submit(self, job: Job) -> None:
         """Have `job` run after all that were submitted before have begun."""

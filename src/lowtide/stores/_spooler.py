@@ -24,25 +24,9 @@ from ._io_threads import IoThreads
 from ._spill_file import SpillFile, Stopped, Written
 from ._spooled_entry import Read, SpooledEntry, State
 from ._timeline import Kind, Timeline
+from ._waiting import Bells, Trash
 
 PATIENCE_SECONDS = 10.0  # of `close` with a fetch in another thread, or one whose end an interrupt has cut off
-
-
-class _Trash:
-    """What is freed after the lock: `with trash, lock:`, since only a lock's own `with` is safe from interrupts."""
-
-    def __init__(self) -> None:
-        self._things: list[object] = []
-
-    def throw(self, *things: object) -> None:
-        """Have these freed later."""
-        self._things.extend(things)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        _things, self._things = self._things, []
 
 
 class Spooler:
@@ -58,10 +42,10 @@ class Spooler:
         self.closed = False
         self.mishap: str | None = None  # why the first write failed, until somebody has been told
         self._lock = threading.Lock()
-        self._bells: list[threading.Lock] = []  # of those who wait; see `_until`
+        self._bells = Bells()  # of those who wait; see `_until`
         self._entries: set[SpooledEntry] = set()
         self._forgotten: deque[SpooledEntry] = deque()
-        self._trash = _Trash()
+        self._trash = Trash()
         self._wanted: dict[SpooledEntry, None] = {}  # in the order of the hints
         self._fetching = 0  # threads reading in `fetch`
         self._in_flight = self._peak_in_flight = self._ahead = self._peak_ahead = 0
@@ -240,7 +224,7 @@ class Spooler:
         self._readers.join()
         end = time.monotonic() + PATIENCE_SECONDS
         while self._fetching and time.monotonic() < end:
-            self._bell().acquire(timeout=0.5)
+            self._bells.new().acquire(timeout=0.5)
         with self._trash, self._lock:
             for entry in self._entries:
                 entry.dropped = True
@@ -259,11 +243,8 @@ class Spooler:
 
     def check_threads(self) -> None:
         """Raise what has escaped from a background thread."""
-        failure = self._writers.failure or self._readers.failure
-        if failure is not None:
-            raise StoreError(
-                f"a background thread of the disk store failed: {failure!r}. Please report this"
-            ) from failure
+        self._writers.check()
+        self._readers.check()
 
     def _write(self, entry: SpooledEntry) -> None:
         with self._trash, self._lock:
@@ -313,7 +294,7 @@ class Spooler:
         if not entry.fell_back:
             self._left += entry.in_flight
         entry.in_flight = 0
-        self._ring()
+        self._bells.ring()
 
     def _discard(self, entry: SpooledEntry) -> None:
         nbytes = entry.nbytes
@@ -343,13 +324,13 @@ class Spooler:
                 self._ahead -= entry.nbytes
         if entry.readers == 0:
             self._release(entry)
-        self._ring()
+        self._bells.ring()
 
     def _tidy(self) -> None:
         """Drop what was forgotten, and have everybody who waits look again."""
         with self._trash, self._lock:
             self._sweep()
-            self._ring()
+            self._bells.ring()
 
     def _go_ahead(self) -> None:
         """Begin the reads whose turn it is and for which there is room."""
@@ -423,7 +404,7 @@ class Spooler:
         entry.readers -= 1
         if entry.dropped and entry.readers == 0:
             self._release(entry)
-        self._ring()
+        self._bells.ring()
 
     def _release(self, entry: SpooledEntry) -> None:
         """Have the room on the disk given back, by a writer: before the next write, and not in the caller's time."""
@@ -459,7 +440,7 @@ class Spooler:
                     raise StoreError(
                         "a thread of the disk store cannot wait for itself: it runs a callback that must not wait"
                     )
-                bell = self._bell()
+                bell = self._bells.new()
             if started is None:
                 started = time.perf_counter()
             bell.acquire(timeout=1.0)  # a thread that failed cannot always say so
@@ -467,16 +448,3 @@ class Spooler:
             return 0.0
         self.timeline.add(kind, started, nbytes, name)
         return time.perf_counter() - started
-
-    def _bell(self) -> threading.Lock:
-        """A lock that can be taken when something has changed."""
-        bell = threading.Lock()
-        bell.acquire()
-        self._bells.append(bell)
-        return bell
-
-    def _ring(self) -> None:
-        """Something has changed."""
-        bells, self._bells = self._bells, []
-        for bell in bells:
-            bell.release()
