@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,11 +43,22 @@ def run(*command: str | Path, cwd: Path | None = None, stdin: str = "") -> Done:
         child = subprocess.Popen(
             [str(part) for part in command], stdin=fed, stdout=out, stderr=err, cwd=cwd, env=ENVIRONMENT
         )
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
+        resident = 0
+        while child.poll() is None:
+            resident = max(resident, _most_resident_bytes(child.pid))
+            time.sleep(0.005)
         out.seek(0)
         err.seek(0)
-        return Done(child.returncode, out.read(), err.read(), usage.ru_maxrss * 1024)
+        return Done(child.returncode, out.read(), err.read(), resident)
+
+
+def _most_resident_bytes(pid: int) -> int:
+    """What the system says so far. (`ru_maxrss` would count what the parent had resident before the program began.)"""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def both(script: Path, *args: str, stdin: str = "") -> tuple[Done, Done]:

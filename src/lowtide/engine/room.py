@@ -318,7 +318,8 @@ class Room:
             f"{format_bytes(self.limit_bytes)} are in use, none of which can be evicted: {format_bytes(live - ours)} "
             f"are parameters, gradients, data and what running code holds, {format_bytes(ours)} saved values in use"
             f"{':' + listed if listed else ''}\n"
-            f"Here a budget of {format_bytes(live + nbytes)} would be needed. Use a smaller batch, or a larger budget; "
+            f"Here a budget of {format_bytes(live + nbytes)} would be needed. Use a smaller batch, or a larger budget "
+            "(lowtide.plan(model, batch, budget) tells the smallest that a plan can do with); "
             'stores=("disk",) can help if much of this is saved values.',
             budget_bytes=self.limit_bytes,
         )

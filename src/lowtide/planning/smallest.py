@@ -10,6 +10,7 @@ so the budget that an error names is found again when it is asked for.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,11 +34,37 @@ _PROBE_S, _PROBE_S_AN_OP = 1.0, 0.004
 
 def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) -> Candidate:
     """The plan of the least peak that was found; stops early at one that needs no more than `enough_bytes`."""
+    fingerprint = simulator.problem.trace.fingerprint
+    best = _searched(simulator, _found.get(fingerprint), enough_bytes, deadline)
+    _found[fingerprint] = (best.keep, best.again)
+    while len(_found) > _MOST_FOUND:
+        _found.popitem(last=False)
+    return best
+
+
+_found: OrderedDict[str, tuple[tuple[bool, ...], frozenset[int]]] = OrderedDict()
+"""The smallest plans found in this process, by the structure of the step: found again however busy the machine is."""
+_MOST_FOUND = 16
+
+
+def _searched(
+    simulator: Simulator,
+    known: tuple[tuple[bool, ...], frozenset[int]] | None,
+    enough_bytes: int,
+    deadline: float,
+) -> Candidate:
     problem = simulator.problem
     best = judged(simulator, problem.keep_all(), solver="keep all")
     assert best is not None  # keeping everything replays nothing
-    for keep, again in _schemes(problem):
-        tried = judged(simulator, keep, again, solver="smallest peak")
+    if known is not None:
+        kept, again_ops = known
+        keep = [kept or pinned for kept, pinned in zip(kept, problem.pinned, strict=True)]
+        again = judged(simulator, keep, frozenset(j for j in again_ops if not keep[j]), solver="smallest peak")
+        best = again if again is not None and _smaller(again, best) else best
+        if best.peak_bytes <= enough_bytes:
+            return best
+    for keep, again_ops in _schemes(problem):
+        tried = judged(simulator, keep, again_ops, solver="smallest peak")
         if tried is not None and _smaller(tried, best):
             best = tried
     if best.peak_bytes > enough_bytes:
