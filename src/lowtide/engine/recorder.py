@@ -157,11 +157,11 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         origin = Origin(number, facts, self.where.place)
         decision, recompute_us = self._always, 0.0
         if decision is None:
-            place = origin.place
+            path, layer, _, outside_layers = origin.place
+            nbytes = fresh[0][2].nbytes() if len(fresh) == 1 and not writes else _bytes_made(fresh, writes)
             info = _op_info(
-                (number, facts.name, place.path, place.layer, place.outside_layers, _bytes_made(fresh, writes),
-                 cost_us, 0.0, facts.func, args, kwargs)
-            )  # fmt: skip
+                (number, facts.name, path, layer, outside_layers, nbytes, cost_us, 0.0, facts.func, args, kwargs)
+            )
             if self._needs_cost:
                 info = self._with_costs(info)
                 recompute_us = info.recompute_us
@@ -283,14 +283,22 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
             value = Value(None, storage.nbytes(), None)
             value.hold(tensor, storage)
             self.table.put(storage, value)
-        elif value.tensor is None and (value.recipe is None or value.blank or self._is_boundary(value)):
+        elif value.tensor is None and (
+            value.recipe is None or value.blank or (self.where.place.keeps_inputs and self._is_boundary(value))
+        ):
             self._keep(value, tensor, storage)
         value.claims += 1
         return Ref(value, tensor)
 
     def _known(self, tensor: Tensor) -> tuple[torch.UntypedStorage | None, Value | None]:
         """The storage behind a tensor (None: foreign), and the value that it has now, if the recorder knows it."""
-        storage = self._storage(tensor)
+        if type(tensor) is Tensor:  # the common case first; what is odd about others is for `_storage` to find out
+            try:
+                storage: torch.UntypedStorage | None = tensor.untyped_storage()
+            except (NotImplementedError, RuntimeError):
+                storage = self._storage(tensor)
+        else:
+            storage = self._storage(tensor)
         if storage is None:
             return None, None
         entry = self.table.get(storage_key(storage))
@@ -310,10 +318,9 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         self.table[storage_key(storage)].put(value)
 
     def _is_boundary(self, value: Value) -> bool:
-        """Whether a value crosses into a layer whose inputs are kept."""
-        place = self.where.place
+        """Whether a value crosses into a layer, where inputs are kept (`keeps_inputs`, asked by the caller)."""
         origin = value.origin
-        return place.keeps_inputs and origin is not None and origin.place.layer != place.layer
+        return origin is not None and origin.place.layer != self.where.place.layer
 
     # -- writes ---------------------------------------------------------------------------------------
 
@@ -354,7 +361,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if value is None or storage is None:
             self.tape.outside_values += 1
             return Kept(tensor, None)
-        if value.recipe is not None and (value.blank or self._is_boundary(value)):
+        if value.recipe is not None and (value.blank or (self.where.place.keeps_inputs and self._is_boundary(value))):
             self._keep(value, tensor, storage)
         if not value.counted:
             self.tape.count_saved(value)
@@ -382,8 +389,6 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
 
 
 def _bytes_made(fresh: tuple[Fresh, ...], writes: tuple[Written, ...]) -> int:
-    if len(fresh) == 1 and not writes:
-        return fresh[0][2].nbytes()
     return sum(f[2].nbytes() for f in fresh) + sum(w.storage.nbytes() for w in writes)
 
 

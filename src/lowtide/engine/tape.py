@@ -66,14 +66,14 @@ class Tape:
     def count_saved(self, value: Value) -> None:
         """Count a value that autograd saves for the first time."""
         value.counted = True
-        if value.origin is None:
-            self.outside_values += 1
-        elif value.recipe is None:
+        if value.recipe is not None:
+            self.recomputed_values += 1
+            self.recomputed_bytes += value.nbytes
+        elif value.origin is not None:
             self.kept_values += 1
             self.kept_bytes += value.nbytes
         else:
-            self.recomputed_values += 1
-            self.recomputed_bytes += value.nbytes
+            self.outside_values += 1
 
     def count_kept_after_all(self, value: Value) -> None:
         """A value that was counted as recomputed turns out to be a layer's input."""

@@ -15,7 +15,7 @@ import torch
 from .._errors import ReplayMismatchError, StaleSourceError
 from .effects import OpFacts
 from .randomness import Draw
-from .torch_private import storage_key, version_of, watched_alias, watched_alias_above_kernels
+from .torch_private import new_alias, storage_key, version_of, watched_alias, watched_alias_above_kernels
 
 if TYPE_CHECKING:
     from .eviction import Seat
@@ -238,7 +238,10 @@ class Kept:
 
     def __init__(self, tensor: Tensor, origin: Origin | None) -> None:
         # An output comes with its history, which holds this handle: held as it is, it would never be freed.
-        self.tensor = watched_alias_above_kernels(tensor)
+        if type(tensor) is not Tensor or not tensor.requires_grad:
+            self.tensor = watched_alias_above_kernels(tensor)
+        else:
+            self.tensor = tensor if tensor.is_leaf else new_alias(tensor)
         self.version = version_of(tensor)
         self.origin = origin
 
