@@ -503,3 +503,13 @@ def test_the_workspace_of_an_lstm_is_not_compared() -> None:
         ours = grads(lowtide.saving(NONE, verify=True))
         assert not lowtide.report().pinned
         assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
+
+
+def test_random_ops_on_the_meta_device_draw_nothing() -> None:
+    """A model may be built there while a scope is open."""
+    before = torch.get_rng_state()
+    with lowtide.saving(NONE):
+        layer = nn.Linear(4, 4, device="meta")
+        out = F.dropout(layer(torch.ones(2, 4, device="meta")), 0.5)
+    assert out.is_meta
+    assert torch.equal(torch.get_rng_state(), before)

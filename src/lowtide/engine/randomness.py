@@ -60,6 +60,8 @@ def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
 def _default_state(device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return torch.default_generator.get_state()
+    if device.type == "meta":
+        return torch.empty(0, dtype=torch.uint8)  # nothing is drawn there
     state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
 
@@ -67,5 +69,5 @@ def _default_state(device: torch.device) -> torch.Tensor:
 def _set_default_state(device: torch.device, state: torch.Tensor) -> None:
     if device.type == "cpu":
         torch.default_generator.set_state(state)
-    else:
+    elif device.type != "meta":
         torch.get_device_module(device).set_rng_state(state, device)
