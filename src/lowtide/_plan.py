@@ -86,7 +86,8 @@ def frontier_of(
     least = smallest(simulator, deadline=time.monotonic() + 2 * deadline_s)
     found = []
     for k in range(points):
-        limit = least.peak_bytes + (keep_all.peak_bytes - least.peak_bytes) * k // (points - 1)
+        # Closer together where memory is short: there the time changes most.
+        limit = least.peak_bytes + (keep_all.peak_bytes - least.peak_bytes) * k**2 // (points - 1) ** 2
         with contextlib.suppress(BudgetError):
             one = solve(trace, limit, deadline_s=deadline_s)
             found.append(Point(limit, one.predicted_peak_bytes, one.predicted_step_s, one.bound_step_s, one.solver))

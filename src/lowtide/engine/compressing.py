@@ -10,6 +10,8 @@ from .eviction import seat_of
 from .ledger import Ledger
 from .values import Value, flat
 
+_QUICKEST_US = 5e-4  # for a byte: no codec packs and unpacks 2 GB a second
+
 
 class Compressing:
     """What one room compresses."""
@@ -19,15 +21,21 @@ class Compressing:
         self.ledger = ledger
         self.counts = counts
 
-    def us_per_byte(self, value: Value, free: int) -> float:
-        """What it takes to compress and decompress a value, for each byte that this saves."""
+    def us_per_byte(self, value: Value, free: int, less_than: float) -> float:
+        """What it takes to compress and decompress a value, for each byte that this saves.
+
+        Looked at only where it can be `less_than` another way takes, because looking takes time too.
+        """
         assert value.tensor is not None
-        if free < workspace(value.nbytes):
+        if less_than <= _QUICKEST_US or free < value.nbytes + workspace(value.nbytes):
             return float("inf")  # compressing takes memory too, and there is none
-        measured = self.chooser.measurements(flat(value.tensor), _kind(value))
-        if not measured or value.nbytes / measured[0].ratio + workspace(value.nbytes) > free:
-            return float("inf")
-        return 1e6 / measured[0].round_trip_bytes_per_second / (1 - 1 / measured[0].ratio)
+        seat = seat_of(value)
+        if seat.codec_us is None:
+            measured = self.chooser.measurements(flat(value.tensor), _kind(value))
+            seat.codec_us = float("inf")
+            if measured:
+                seat.codec_us = 1e6 / measured[0].round_trip_bytes_per_second / (1 - 1 / measured[0].ratio)
+        return seat.codec_us
 
     def evict(self, value: Value) -> None:
         """Hold a value compressed, if that makes it smaller."""

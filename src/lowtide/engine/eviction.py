@@ -81,7 +81,7 @@ def _joined(one: Cluster, other: Cluster) -> Cluster:
 class Seat:
     """What is known of a value that may be evicted, and where its content is while it is."""
 
-    __slots__ = ("cluster", "encoded", "made", "near", "pooled", "saves", "store", "ticket", "touched")
+    __slots__ = ("cluster", "codec_us", "encoded", "made", "near", "pooled", "saves", "store", "ticket", "touched")
 
     def __init__(self) -> None:
         self.cluster: Cluster | None = None  # while it is dropped
@@ -91,6 +91,7 @@ class Seat:
         self.saves: list[int] = []  # when autograd saved it, without those times that backward has asked since
         self.pooled = False
         self.encoded: Encoded | None = None
+        self.codec_us: float | None = None  # for each byte that compressing it saves, once that is known
         self.ticket: Ticket | None = None  # also while it is in memory: what is written once need not be again
         self.store: Store | None = None
 

@@ -269,8 +269,10 @@ class Room:
             best, way = eviction.cost_of_dropping(value) / value.nbytes, self._drop
         if self.offloading is not None and (cost_us := self.offloading.us_per_byte(value)) < best:
             best, way = cost_us, self.offloading.evict
-        if self.compressing is not None and (cost_us := self.compressing.us_per_byte(value, self._free())) < best:
-            best, way = cost_us, self.compressing.evict
+        if self.compressing is not None:
+            cost_us = self.compressing.us_per_byte(value, self._free(), best)
+            if cost_us < best:
+                best, way = cost_us, self.compressing.evict
         return way
 
     def _move_early(self) -> None:
