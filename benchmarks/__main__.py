@@ -91,8 +91,9 @@ def run(
     if rss:
         resident.measure_resident(found, catalogue, say)
         found.save(file)
-    pages.write_page(found, out / "RESULTS.md", out)
-    click.echo(str(out / "RESULTS.md"))
+    page = (Path(__file__).parent if out == RESULTS else out) / "RESULTS.md"  # the headline page is beside the code
+    pages.write_page(found, page, out)
+    click.echo(str(page))
 
 
 @main.command()
