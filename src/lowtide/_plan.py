@@ -125,6 +125,7 @@ def profile(
         raise ArgumentError("a step cannot be profiled inside a scope of lowtide: do it before")
     with torch.enable_grad(), _as_it_was(model) as spare:
         count_what_is_there()
+        LEDGER.see_everything()  # rare enough to be worth being sure
         LEDGER.see_module(model)
         LEDGER.see_all(tree_leaves(batch))
         LEDGER.see_all(spare)
