@@ -10,7 +10,7 @@ from .eviction import seat_of
 from .ledger import Ledger
 from .values import Value, flat
 
-_QUICKEST_US = 5e-4  # for a byte: no codec packs and unpacks 2 GB a second
+_QUICKEST_US = 5e-4  # for a byte, a guess on the safe side: 2 GB a second for packing and unpacking
 
 
 class Compressing:
