@@ -62,8 +62,9 @@ def fit(
     activations, temporaries. With `plan` (from `lowtide.plan`) the first step follows it without profiling, and
     `budget` is the plan's unless given. `cache` is a directory in which plans are kept for the next run of the same
     model, shapes and budget, which then starts with them. `verify` replays each op once in the profiled step and
-    pins those that do not reproduce. `stores` and `codecs` serve steps that have no plan yet (see `lowtide.budget`).
-    Gradients are bit-equal to those without lowtide.
+    pins those that do not reproduce. With `stores=("disk",)` a plan may also let values wait on a disk between forward
+    and backward, where that is quicker than making them again. `codecs` serve steps that have no plan yet (see
+    `lowtide.budget`). Gradients are bit-equal to those without lowtide.
 
     >>> import torch, lowtide
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -79,10 +80,16 @@ def fit(
     if budget is None and plan is None:
         raise ArgumentError('how much memory may it take? fit(model, budget="8 GiB"), or a plan: fit(model, plan=plan)')
     limit = parse_bytes(budget) if budget is not None else plan.budget_bytes if plan is not None else 0
+    store = resolve_store(stores)
+    if plan is not None and plan.link is not None and plan.offload and store is None:
+        raise ArgumentError(
+            f"this plan has values wait on the {plan.link.tier}, and fit may not use it: pass "
+            f"stores=({plan.link.tier!r},), or make a plan without"
+        )
     allowed = resolve(codecs)
     chooser = Chooser(allowed) if allowed else None
     shelf = PlanShelf(Path(cache)) if cache is not None else None
-    state = Fitted(model, limit, optimizer, resolve_store(stores), chooser, plan, shelf, verify)
+    state = Fitted(model, limit, optimizer, store, chooser, plan, shelf, verify)
     registry.enter(model, state)
     return model
 

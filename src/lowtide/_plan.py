@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ from .engine.modules import Whereabouts
 from .engine.room import LEDGER
 from .engine.tape import Tape
 from .engine.tracing import ProfilingRoom, TracingRecorder
-from .fitting.solving import shift
+from .fitting.solving import link_to, shift
 from .fitting.steps import StepScope
-from .planning import BASELINES, Plan, Problem, Simulator, lower_bound, smallest, solve
+from .planning import BASELINES, Link, Plan, Problem, Simulator, lower_bound, smallest, solve
 from .reporting.frontier import Frontier, Point
+from .stores import Store
+from .stores.names import resolve as resolve_store
 from .trace import Trace
 
 Loss = Callable[[Any], torch.Tensor]
@@ -39,14 +41,16 @@ def plan(
     budget: str | int,
     *,
     loss: Loss | None = None,
+    stores: str | Store | Sequence[str | Store] | None = ("device",),
     verify: bool = True,
     deadline_s: float = 20.0,
 ) -> Plan:
     """The plan for training `model` on batches like this one within `budget`; nothing is trained.
 
     A dict batch is passed as keywords, a tuple as arguments, anything else as the one argument. `loss` maps the
-    output to a scalar; without it the output's `.loss` is taken. `print(plan)` is a table, `plan.save(path)` keeps
-    it, `lowtide.fit(model, plan=plan)` obeys it. `BudgetError.smallest_bytes` is the least that would work.
+    output to a scalar; without it the output's `.loss` is taken. With `stores=("disk",)` values may wait on a disk, if
+    that is quicker than making them again; `fit` has to be given the same. `print(plan)` is a table, `plan.save(path)`
+    keeps it, `lowtide.fit(model, plan=plan)` obeys it. `BudgetError.smallest_bytes` is the least that would work.
 
     >>> import torch, lowtide
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -55,15 +59,16 @@ def plan(
     True
     """
     limit = parse_bytes(budget)
+    link = link_to(resolve_store(stores))
     limited: Trace | None = None
     with contextlib.suppress(BudgetError):
         limited = profile(model, batch, loss=loss, limit_bytes=limit, verify=verify)
     if limited is not None:
         with contextlib.suppress(BudgetError):
-            return solve(limited, limit, deadline_s=deadline_s)
+            return solve(limited, limit, link=link, deadline_s=deadline_s)
     # A step that is profiled in very little memory needs more beside its values than one that follows a plan, and
     # it is a free one that the smallest budget is told from.
-    return solve(profile(model, batch, loss=loss, verify=verify), limit, deadline_s=deadline_s)
+    return solve(profile(model, batch, loss=loss, verify=verify), limit, link=link, deadline_s=deadline_s)
 
 
 def frontier(
@@ -72,23 +77,30 @@ def frontier(
     points: int = 20,
     *,
     loss: Loss | None = None,
+    stores: str | Store | Sequence[str | Store] | None = ("device",),
     deadline_s: float = 10.0,
 ) -> Frontier:
     """Time against peak, from the smallest budget that works to everything kept: what memory is worth here.
 
     Each of the `points` is a plan; beside them are the lower bound and what simple schemes would do (a checkpoint
-    on every block, on √n segments, keeping matrix products). `deadline_s` is for each plan.
+    on every block, on √n segments, keeping matrix products). `stores` is as for `plan`; `deadline_s` is for each plan.
     """
     if points < 2:
         raise ArgumentError(f"a frontier has at least two points, not {points}")
-    return frontier_of(profile(model, batch, loss=loss), points, deadline_s=deadline_s)
+    link = link_to(resolve_store(stores))
+    return frontier_of(profile(model, batch, loss=loss), points, link=link, deadline_s=deadline_s)
 
 
 def frontier_of(
-    trace: Trace, points: int, *, deadline_s: float = 10.0, progress: Callable[[int], None] | None = None
+    trace: Trace,
+    points: int,
+    *,
+    link: Link | None = None,
+    deadline_s: float = 10.0,
+    progress: Callable[[int], None] | None = None,
 ) -> Frontier:
     """`frontier` of a step that was profiled before; `progress` is called with the number of plans made so far."""
-    simulator = Simulator(Problem(trace))
+    simulator = Simulator(Problem(trace, link))
     keep_all = simulator.run([True] * len(trace.ops))
     least = smallest(simulator, deadline=time.monotonic() + 2 * deadline_s)
     found = []
@@ -96,7 +108,7 @@ def frontier_of(
         # Closer together where memory is short: there the time changes most.
         limit = least.peak_bytes + (keep_all.peak_bytes - least.peak_bytes) * k**2 // (points - 1) ** 2
         with contextlib.suppress(BudgetError):
-            one = solve(trace, limit, deadline_s=deadline_s)
+            one = solve(trace, limit, link=link, deadline_s=deadline_s)
             found.append(Point(limit, one.predicted_peak_bytes, one.predicted_step_s, one.bound_step_s, one.solver))
         if progress is not None:
             progress(k + 1)

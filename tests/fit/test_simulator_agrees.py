@@ -7,6 +7,7 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,27 +20,41 @@ from lowtide.engine.replay import Handle
 from lowtide.engine.room import LEDGER
 from lowtide.engine.torch_private import storage_key
 from lowtide.engine.values import Kept
-from lowtide.planning import Plan, Problem, Simulator, simulate, solve
+from lowtide.planning import Link, Plan, Problem, Simulator, simulate, solve
+from lowtide.stores import DiskStore
 from lowtide.trace import Trace
 
 from ..engine import deep
 from ..engine.steps import assert_equal, run_step
 
+LINK = Link("disk", out_bytes_per_s=1e9, in_bytes_per_s=1e9, least_bytes=1)
 
-def random_plan(trace: Trace, seed: int, share: float, twice: float) -> Plan:
-    """A plan that keeps some ops and recomputes others, some of them again and again."""
+
+def random_plan(trace: Trace, seed: int, share: float, twice: float, away: float) -> Plan:
+    """A plan that keeps some ops and recomputes others, some again and again; some of the kept are offloaded."""
     rng = random.Random(seed)
     keep = tuple(op.pinned is not None or rng.random() < share for op in trace.ops)
     again = tuple(j for j, kept in enumerate(keep) if not kept and rng.random() < twice)
+    problem = Problem(trace, LINK)
+    keep = tuple(bool(kept) for kept in problem.obeyed(keep))
+    again = tuple(j for j in again if not keep[j])
+    offload = {j for j, kept in enumerate(keep) if kept and problem.offloadable[j] and rng.random() < away}
     while True:
         try:
-            simulated = Simulator(Problem(trace)).run(keep, again, max_replays=20 * len(trace.ops))
+            simulated = Simulator(problem).run(keep, again, offload=offload, max_replays=20 * len(trace.ops))
             break
         except RuntimeError:  # too many replays
             again = again[::2]
     plan = solve(trace, 2**60)
     return replace(
-        plan, keep=keep, again=again, predicted_peak_bytes=simulated.peak_bytes, replayed_ops=simulated.replayed_ops
+        plan,
+        keep=keep,
+        again=again,
+        offload=tuple(simulated.written_by),
+        written_by=tuple(simulated.written_by.values()),
+        link=LINK,
+        predicted_peak_bytes=simulated.peak_bytes,
+        replayed_ops=simulated.replayed_ops,
     )
 
 
@@ -74,16 +89,20 @@ class Account:
             self.asks[-1] = max(self.asks[-1], LEDGER.live_bytes)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", sorted(deep.DEEP))
-def test_random_plans(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_plans(name: str, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, batch = deep.build(name)
     plain = run_step(model, batch)
     LEDGER.see_everything()
     trace = profile(model, batch)
-    plan = random_plan(trace, seed, share=[0.3, 0.7, 0.6][seed], twice=[0, 0, 0.3][seed])
+    plan = random_plan(
+        trace, seed, share=[0.3, 0.7, 0.6, 0.6][seed], twice=[0, 0, 0.3, 0.1][seed], away=[0, 0.5, 0, 0.5][seed]
+    )
     assert plan.recomputed
-    lowtide.fit(model, plan=plan, budget=2**60, stores=None, codecs=None)
+    assert bool(plan.offload) == bool(seed % 2)
+    store = DiskStore(tmp_path)
+    lowtide.fit(model, plan=plan, budget=2**60, stores=store, codecs=None)
     assert_equal(plain, run_step(model, batch))
     assert lowtide.report(model).online_steps == 0
     assert lowtide.report().replayed_ops == plan.replayed_ops
@@ -95,7 +114,7 @@ def test_random_plans(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
     model.zero_grad(set_to_none=True)
     torch.manual_seed(3)
     model(**batch).loss.backward()
-    predicted = simulate(trace, plan.keep, plan.again).ask_live
+    predicted = simulate(trace, plan.keep, plan.again, plan.departures, LINK).ask_live
     assert len(account.asks) == len(predicted)
     differences = [measured - int(expected) for measured, expected in zip(account.asks, predicted, strict=True)]
     usual = statistics.mode(d // 1024 for d in differences) * 1024  # what the test has come to hold since
@@ -106,3 +125,6 @@ def test_random_plans(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert -min(errors) <= 2 * largest
     assert sum(abs(e) <= 2048 for e in errors) > 0.7 * len(errors)
     lowtide.unfit(model)
+    gc.collect()
+    assert store.stats().values == 0
+    store.close()

@@ -11,7 +11,7 @@ from lowtide.trace import Trace
 
 
 class Naive:
-    def __init__(self, trace: Trace, keep, again=()):
+    def __init__(self, trace: Trace, keep, again=(), written_by=None, in_s=None):
         self.trace, self.keep = trace, list(keep)
         for j, op in enumerate(trace.ops):  # what is written over memory that is kept cannot be made again
             olds = [trace.values[w.old] for w in op.writes if w.old is not None]
@@ -19,6 +19,7 @@ class Naive:
                 self.keep[j] = True
         self.again = {j for j in again if not self.keep[j]}
         self.n = len(trace.ops)
+        self.written_by, self.in_s = written_by or {}, in_s
         self.made = [v for v, value in enumerate(trace.values) if value.op is not None]
         self.seconds = 0.0
         self.replays = 0
@@ -66,15 +67,24 @@ class Naive:
         for j in range(self.n):
             there = {v for v in self.made if self.natural(v, j)}
             # The op at hand counts as run: what it overwrites must have been copied before.
-            live.append(self.trace.ops[j].other_bytes + self.size(there | self.held(there, j + 1)))
+            held = {
+                v
+                for v in self.held(there, j + 1)
+                if not self.is_away(v) or j < self.written_by[self.trace.values[v].op]
+            }
+            live.append(self.trace.ops[j].other_bytes + self.size(there | held))
         return live
+
+    def is_away(self, v) -> bool:
+        """Whether v waits in the store: what only forward needs does not."""
+        return self.trace.values[v].op in self.written_by and v in self.held(set(), self.n)
 
     def backward(self) -> list[int]:
         saved = [v for v in self.made if v in self.trace.saved]
         asks = self.trace.asks
         self.handles = set(saved)
         self.open_recipes = self.recipes(saved)
-        self.resident = self.held(set(), self.n)
+        self.resident = {v for v in self.held(set(), self.n) if not self.is_away(v)}
         self.original = set(self.resident)
         self.given: set[int] = set()
         peaks = []
@@ -128,6 +138,12 @@ class Naive:
             if v in self.resident:
                 stack.pop()
                 continue
+            if self.is_away(v):
+                self.resident.add(v)
+                self.seconds += self.in_s(self.trace.values[v].nbytes)
+                self.peak = max(self.peak, self.live())
+                stack.pop()
+                continue
             op = self.trace.values[v].op
             missing = [u for u in self.inputs(op) if u not in self.resident]
             if missing:
@@ -168,9 +184,9 @@ class Naive:
             self.open_recipes.discard(op)
 
 
-def naive_simulation(trace: Trace, keep, again=()):
-    """(forward live bytes, live bytes by ask, extra seconds, replays)"""
-    naive = Naive(trace, keep, again)
+def naive_simulation(trace: Trace, keep, again=(), written_by=None, in_s=None):
+    """(forward live bytes, live bytes by ask, extra seconds, replays); `written_by`: what is offloaded, and when"""
+    naive = Naive(trace, keep, again, written_by, in_s)
     forward = naive.forward()
     asks = naive.backward()
     return forward, asks, naive.seconds, naive.replays

@@ -163,6 +163,26 @@ def is_being_written(value: Value) -> bool:
     return seat.store.is_resident(seat.ticket)
 
 
+def wait_until_written(store: Store, ticket: Ticket) -> None:
+    """Wait until a value has left memory; not for one that cannot be written."""
+    while not ticket.fell_back and store.is_resident(ticket):
+        if not store.settle(ticket.nbytes):
+            return  # nothing is on its way any more
+
+
+def save_from_overwriting(value: Value) -> None:
+    """The memory of a value is about to be written: a store that still reads it is waited for, or gets a copy."""
+    if not is_being_written(value):
+        return
+    seat = seat_of(value)
+    assert seat.store is not None
+    assert seat.ticket is not None
+    wait_until_written(seat.store, seat.ticket)
+    if seat.store.is_resident(seat.ticket):  # it fell back: the store has nothing but this memory
+        value.own(seat.store.fetch(seat.ticket).clone(), for_now=value.recipe is not None)
+        seat.ticket = None
+
+
 def _asked_at(value: Value) -> int:
     """When backward will ask for a value: what was saved last is asked for first."""
     seat = seat_of(value)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .effects import OpFacts
+from .offloading import save_from_overwriting
 from .replay import copy_of_storage
 from .tape import Tape
 from .torch_private import storage_key
@@ -93,7 +94,11 @@ def _prepare_one(
 
 def rescue(value: Value | None, tape: Tape) -> None:
     """See to it that recipes do not read a value's memory after it is overwritten."""
-    if value is None or value.tensor is None or value.version < 0:
+    if value is None:
+        return
+    if value.seat is not None:
+        save_from_overwriting(value)
+    if value.tensor is None or value.version < 0:
         return
     if value.recipe is not None:
         value.let_go()  # it can be made again

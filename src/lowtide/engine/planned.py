@@ -2,7 +2,8 @@
 
 Ops are matched by number and name. At the first difference the rest of the step is recorded under the online
 budget instead: still exact, still within the limit as far as what was already kept allows. Following a plan makes
-no room and looks at no bytes, so it costs no more than a rule. A gauge, where there is one, measures the peak.
+no room and looks at no bytes, so it costs no more than a rule. A gauge, where there is one, measures the peak; a
+ferry, where the plan offloads, moves values to a store and back.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import torch
+
 from ..planning import Plan
 from ..policies import Decision
 from . import watching
 from .budgeting import BudgetedRecorder, WithinBudget
 from .effects import OpFacts
+from .ferrying import Ferry
 from .ledger import Ledger
 from .modules import Whereabouts
 from .recorder import Recorder
@@ -22,7 +26,7 @@ from .replay import Handle, TransientHandle
 from .room import LEDGER, Room
 from .tape import Tape
 from .torch_private import never_compile
-from .values import Kept, Recipe, Tensor
+from .values import Kept, Recipe, Ref, Tensor, Value
 
 _DECISIONS = {True: Decision.KEEP, False: Decision.RECOMPUTE}
 
@@ -61,6 +65,8 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         self._decisions = [_DECISIONS[kept] for kept in plan.keep]
         self._again = frozenset(plan.again)
         tape.again = self._again
+        self._ferry = _ferry_of(plan, room, gauge)
+        tape.ferry = self._ferry
         self._needs_cost = False
         self._follow(0)
 
@@ -91,7 +97,16 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         recipe = super()._made(facts, *made)
         if self.differs_at is None:
             self._follow(number + 1)
+        if self._ferry is not None:
+            self._ferry.made(number)
         return recipe
+
+    def _keep(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
+        """Hold a value from now on, or have it wait in the store."""
+        if self._ferry is not None and self.differs_at is None and self._ferry.takes(value):
+            self._ferry.put(value, tensor)
+        else:
+            super()._keep(value, tensor, storage)
 
     def _leave_the_plan(self, number: int) -> None:
         self.differs_at = number
@@ -105,7 +120,9 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         """The handle that autograd gets instead of `tensor`."""
         if self.differs_at is not None:
             return super().pack(tensor)
-        handle = Recorder.pack(self, tensor)
+        handle = self._offloaded(tensor) if self._ferry is not None else None
+        if handle is None:
+            handle = Recorder.pack(self, tensor)
         if self.tape.first_handle is None:
             self.tape.first_handle = weakref.ref(handle)
         if self._again and type(handle) is Handle:
@@ -113,6 +130,26 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             if origin is not None and origin.number in self._again:
                 return TransientHandle(handle.ref, self.tape)
         return handle
+
+    def _offloaded(self, tensor: Tensor) -> Handle | Kept | None:
+        """The handle on a value that waits in the store; None for all others."""
+        assert self._ferry is not None
+        _, value = self._known(tensor)
+        if value is None or not self._ferry.takes(value):
+            return None
+        if not value.counted:
+            value.counted = True
+            self.tape.offloaded_values += 1
+            self.tape.offloaded_bytes += value.nbytes
+        self._ferry.put(value, tensor)
+        value.claims += 1
+        return Handle(Ref(value, tensor), self.tape)
+
+
+def _ferry_of(plan: Plan, room: Room, gauge: Gauge | None) -> Ferry | None:
+    if not plan.offload or room.offloading is None:
+        return None  # without the store everything that was to be offloaded is kept: `fit` has seen to that
+    return Ferry(room.offloading.store, plan.departures, gauge)
 
 
 never_compile(PlannedRecorder.__torch_dispatch__)

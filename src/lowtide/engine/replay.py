@@ -93,10 +93,11 @@ def _make(wanted: Value, tape: Tape) -> None:
 
 def _make_for_good(wanted: Value, tape: Tape) -> None:
     """Where nothing is ever let go: each value on the way stays until nobody wants it."""
+    ferry = tape.ferry
     missing = [wanted]
     while missing:
         value = missing[-1]
-        if value.tensor is not None:
+        if value.tensor is not None or (ferry is not None and ferry.bring_back(value)):
             missing.pop()
             continue
         recipe = _recipe_of(value)
@@ -139,8 +140,8 @@ def _is_transient(value: Value, tape: Tape) -> bool:
 
 def _make_for_now(wanted: Value, tape: Tape) -> None:
     """Where values come and go: under a budget, or under a plan that has some made more than once."""
-    room = tape.room
-    if room is not None and room.bring_back(wanted):
+    elsewhere = tape.room or tape.ferry
+    if elsewhere is not None and elsewhere.bring_back(wanted):
         return
     waiting: Counter[Value] = Counter()  # how many ops wait for a value that is not to be retained
     frames = [_Frame(wanted, tape, waiting)]
@@ -151,7 +152,7 @@ def _make_for_now(wanted: Value, tape: Tape) -> None:
             value = refs[frame.missing - 1].value
             tensor = value.tensor
             if tensor is None:
-                if room is not None and room.bring_back(value):
+                if elsewhere is not None and elsewhere.bring_back(value):
                     continue
                 frames.append(_Frame(value, tape, waiting))
                 break

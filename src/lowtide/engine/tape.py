@@ -18,6 +18,7 @@ from .torch_private import storage_key
 from .values import Origin, Value, describe
 
 if TYPE_CHECKING:
+    from .ferrying import Ferry
     from .room import Room
 
 
@@ -30,6 +31,7 @@ class Tape:
         self.room = room  # the budget, where there is one
         # Backward may ask from several threads, one a device; under a budget scopes evict each other's values.
         self.lock = threading.RLock() if room is None else room.lock
+        self.ferry: Ferry | None = None  # for a plan that offloads
         self.again: frozenset[int] = frozenset()  # ops of a plan whose results are not retained as intermediates
         # Of those: how many handles are left on a value, and which have been asked for by a node that still runs.
         self.handles: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
@@ -41,6 +43,8 @@ class Tape:
         self.kept_bytes = 0
         self.recomputed_values = 0
         self.recomputed_bytes = 0
+        self.offloaded_values = 0
+        self.offloaded_bytes = 0
         self.outside_values = 0
         self.copied_bytes = 0
         self.replayed_ops = 0
@@ -111,6 +115,8 @@ class Tape:
             bytes_kept=self.kept_bytes,
             values_recomputed=self.recomputed_values,
             bytes_recomputed=self.recomputed_bytes,
+            values_offloaded=self.offloaded_values,
+            bytes_offloaded=self.offloaded_bytes,
             values_from_outside=self.outside_values,
             replayed_ops=self.replayed_ops,
             bytes_copied=self.copied_bytes,

@@ -190,7 +190,7 @@ class Fitted:
         shifted = shift(kind.trace, outside - kind.outside_bytes)
         try:
             with planning_progress() as say:
-                kind.plan = solve_with_caution(shifted, self.limit_bytes - kind.margin_bytes, say)
+                kind.plan = solve_with_caution(shifted, self.limit_bytes - kind.margin_bytes, say, self.store)
         except BudgetError as error:
             # The online budget has just held it, by recomputing again and again what a plan recomputes once.
             kind.online = True
@@ -216,7 +216,9 @@ class Fitted:
         if kind is None:
             kind = self.kinds[signature] = Kind(plan=self._given_plan)
             if self._shelf is not None:
-                kind.key = key_of(model, (signature, self.limit_bytes))
+                kind.key = key_of(
+                    model, (signature, self.limit_bytes, self.store.tier if self.store is not None else None)
+                )
                 kind.plan = kind.plan or self._shelf.get(kind.key)
             while len(self.kinds) > _MOST_KINDS:
                 self.kinds.popitem(last=False)

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..planning import Plan, solve
+from ..engine.offloading import pace_of
+from ..planning import Link, Plan, solve
+from ..stores import Store
 from ..trace import Trace
 
 log = logging.getLogger("lowtide")
@@ -31,10 +33,19 @@ def shift(trace: Trace, nbytes: int) -> Trace:
     )
 
 
-def solve_with_caution(trace: Trace, limit_bytes: int, say: Callable[[str], None]) -> Plan:
+def solve_with_caution(trace: Trace, limit_bytes: int, say: Callable[[str], None], store: Store | None = None) -> Plan:
     """A plan that leaves a little of the limit free, or, if there is none, one that does not."""
     free = limit_bytes // _CAUTION
-    return solve(trace, limit_bytes, leave_free_bytes=free, deadline_s=_DEADLINE_S, progress=say)
+    link = link_to(store)
+    return solve(trace, limit_bytes, link=link, leave_free_bytes=free, deadline_s=_DEADLINE_S, progress=say)
+
+
+def link_to(store: Store | None) -> Link | None:
+    """How fast a store is; None where there is none, or it cannot be written."""
+    pace = pace_of(store) if store is not None else None
+    if store is None or pace is None or store.stats().fallbacks:
+        return None
+    return Link(store.tier, pace.speed.out_bytes_per_s, pace.speed.in_bytes_per_s)
 
 
 @contextlib.contextmanager

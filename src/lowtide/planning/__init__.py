@@ -8,12 +8,15 @@
     baselines.py    what people do today                         plan.py        the result
     repair.py       making a plan fit that nearly does           describing.py  in words
     candidate.py    judged decisions                             solve.py       the front door
+    backward.py     backward, simulated                          writing.py     offloading in forward, simulated
+    link.py         how fast a store is
 
 Data flows one way: a `Trace` comes in, a `Plan` goes out, and only the simulator says what it costs.
 """
 
 from .baselines import BASELINES, knapsack
 from .bounds import Bound, lower_bound
+from .link import Link
 from .plan import PLAN_VERSION, ModuleKind, PinnedOp, Plan
 from .problem import Problem
 from .simulator import PeakAt, Simulation, Simulator, simulate
@@ -24,6 +27,7 @@ __all__ = [
     "BASELINES",
     "PLAN_VERSION",
     "Bound",
+    "Link",
     "ModuleKind",
     "PeakAt",
     "PinnedOp",

@@ -18,6 +18,8 @@ class Candidate:
     again: frozenset[int]
     simulation: Simulation
     solver: str
+    offload: frozenset[int] = frozenset()
+    """Of the kept ops: those whose values wait in a store."""
 
     @property
     def peak_bytes(self) -> int:
@@ -31,14 +33,26 @@ class Candidate:
 
 
 def judged(
-    simulator: Simulator, keep: list[bool] | tuple[bool, ...], again: frozenset[int] = frozenset(), *, solver: str
+    simulator: Simulator,
+    keep: list[bool] | tuple[bool, ...],
+    again: frozenset[int] = frozenset(),
+    *,
+    offload: frozenset[int] = frozenset(),
+    room_bytes: int = 0,
+    solver: str,
 ) -> Candidate | None:
-    """The candidate, or None if it replays so much that nobody would want it."""
-    keep = tuple(bool(kept) for kept in simulator.problem.obeyed(keep))
+    """The candidate, or None if it replays so much that nobody would want it.
+
+    Forward waits for values to be offloaded where more than `room_bytes` would be alive.
+    """
+    problem = simulator.problem
+    keep = tuple(bool(kept) for kept in problem.obeyed(keep))
     again = frozenset(j for j in again if not keep[j])
-    limit = min(_REPLAYS_AN_OP * simulator.problem.n_ops + 1000, max(_MOST_REPLAYS, 4 * simulator.problem.n_ops))
+    offload = frozenset(j for j in offload if keep[j] and problem.offloadable[j])
+    limit = min(_REPLAYS_AN_OP * problem.n_ops + 1000, max(_MOST_REPLAYS, 4 * problem.n_ops))
     try:
-        simulation = simulator.run(keep, again, max_replays=limit)
+        simulation = simulator.run(keep, again, offload=offload, room_bytes=room_bytes, max_replays=limit)
     except TooManyReplaysError:
         return None
-    return Candidate(keep, again, simulation, solver)
+    # What backward does not need does not leave.
+    return Candidate(keep, again, simulation, solver, frozenset(simulation.written_by))

@@ -76,10 +76,11 @@ def fitting(
 ) -> Candidate | None:
     """What the programme found; failing that, what it nearly found, repaired."""
     if found.keep is not None and found.simulation is not None:
-        return Candidate(tuple(found.keep), frozenset(), found.simulation, solver)
+        return Candidate(tuple(found.keep), frozenset(), found.simulation, solver, found.offload)
     mended: Candidate | None = None
     for miss in found.misses[:_MISSES_MENDED]:
-        near = judged(simulator, miss, solver=f"{solver}, repaired")
+        keep, offload = miss
+        near = judged(simulator, keep, offload=offload, room_bytes=budget_bytes, solver=f"{solver}, repaired")
         left_s = deadline - time.monotonic()
         if near is None or left_s < 0:
             continue

@@ -35,7 +35,8 @@ def describe_holders(simulator: Simulator, candidate: Candidate, count: int = 5)
     problem = simulator.problem
     sizes: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
-    for v in simulator.holders(candidate.keep, candidate.again, candidate.simulation.peak_at):
+    simulation = candidate.simulation
+    for v in simulator.holders(candidate.keep, candidate.again, simulation.peak_at, simulation.written_by):
         op = problem.trace.ops[problem.maker[v]]
         where = f" of {module_kind(op.module)}" if op.module else ""
         sizes[op.name + where] += problem.nbytes[v]
@@ -56,13 +57,18 @@ def summarise_kinds(simulator: Simulator, candidate: Candidate) -> tuple[ModuleK
     kept: Counter[str] = Counter()
     recomputed: Counter[str] = Counter()
     seconds: dict[str, float] = dict.fromkeys(ops, 0.0)
-    for v in simulator.held_into_backward(candidate.keep):
+    offloaded: Counter[str] = Counter()
+    for v in simulator.held_into_backward(candidate.keep, candidate.offload):
         kept[kinds[problem.maker[v]]] += problem.nbytes[v]
+    for v in simulator.held_elsewhere(candidate.keep, candidate.offload):
+        offloaded[kinds[problem.maker[v]]] += problem.nbytes[v]
     for j in range(problem.n_ops):
         if not candidate.keep[j]:
             recomputed[kinds[j]] += sum(problem.nbytes[v] for v in problem.outputs[j] if problem.saved[v])
             seconds[kinds[j]] += problem.time_s[j] * candidate.simulation.replays[j]
-    return tuple(ModuleKind(kind, ops[kind], kept[kind], recomputed[kind], seconds[kind]) for kind in ops)
+    return tuple(
+        ModuleKind(kind, ops[kind], kept[kind], recomputed[kind], seconds[kind], offloaded[kind]) for kind in ops
+    )
 
 
 def summarise_pinned(problem: Problem) -> tuple[PinnedOp, ...]:

@@ -1,5 +1,8 @@
 """The core of the planner as linear rows: at most one recompute per op, bytes at any op and any ask.
 
+Where values may be offloaded, `o` (waits in the store) is a third choice: no bytes from forward's last use until it
+is read back, which takes time; writes are hidden behind ops as far as there are enough.
+
 Variables are shared by *ties*: ops with one tie get one decision, so that repeated blocks make a small
 model; without ties every op has its own. `s` (held into backward) is binary; `r` (replayed) and what follows
 from both are continuous, because with `s` integral their least values are integral.
@@ -75,7 +78,11 @@ class Formulation:
         classes: dict[int, int] = {}
         self.op_class = [classes.setdefault(labels[j], len(classes)) if self.relevant[j] else -1 for j in range(n)]
         self.n_classes = len(classes)
-        self.n_variables = 2 * self.n_classes
+        movable = sorted({self.op_class[j] for j in range(n) if self.relevant[j] and problem.offloadable[j]})
+        self._o = {c: 2 * self.n_classes + k for k, c in enumerate(movable)}
+        self._first_own = 2 * self.n_classes + len(movable)
+        self.n_variables = self._first_own
+        self.binary = [*range(self.n_classes), *self._o.values()]
         self.held_variable = self._held_variables()
         self.byte_unit = max(1.0, float(max(problem.nbytes, default=1)) / 1000.0)
         self.time_unit = max(sum(problem.time_s) / 1000.0, 1e-12)
@@ -97,13 +104,44 @@ class Formulation:
         """The variable "op is replayed"."""
         return self.n_classes + self.op_class[op]
 
+    def o(self, op: int) -> int:
+        """The variable "what op makes waits in the store", of ops for which there is that choice."""
+        return self._o[self.op_class[op]]
+
+    def there(self, op: int) -> dict[int, float]:
+        """ "op is held, or in the store": without being replayed, it can be had."""
+        return {self.s(op): 1.0, **({self.o(op): 1.0} if self.problem.offloadable[op] else {})}
+
     def cost(self) -> Floats:
-        """Replay time, in units of `time_unit`."""
+        """Replay time, and time to read from the store, in units of `time_unit`."""
+        problem, link = self.problem, self.problem.link
         cost = np.zeros(self.n_variables)
-        for j in range(self.problem.n_ops):
+        for j in range(problem.n_ops):
             if self.relevant[j]:
-                cost[self.r(j)] += self.problem.time_s[j] / self.time_unit
+                cost[self.r(j)] += problem.time_s[j] / self.time_unit
+                if problem.offloadable[j] and link is not None:
+                    cost[self.o(j)] += link.in_s(self._moved_bytes(j)) / self.time_unit
         return cost
+
+    def waiting_row(self, rows: Rows, new: Callable[[], int]) -> tuple[int, float] | None:
+        """Forward hides as much writing as it takes time itself; the rest is waited for: its variable and unit."""
+        problem, link = self.problem, self.problem.link
+        if link is None or not self._o:
+            return None
+        moving = [j for j in range(problem.n_ops) if self.relevant[j] and problem.offloadable[j]]
+        all_s = sum(link.out_s(self._moved_bytes(j)) for j in moving)
+        if not all_s:  # there is nothing to wait for
+            return None
+        waited = new()
+        terms = [(self.o(j), link.out_s(self._moved_bytes(j)) / all_s) for j in moving]
+        rows.add(_sum([*terms, (waited, -1.0)]), -np.inf, sum(problem.time_s) / all_s)
+        return waited, all_s
+
+    def _moved_bytes(self, op: int) -> int:
+        """What is written and read at least if op is offloaded: what is asked for, or one value if none is."""
+        problem = self.problem
+        asked = [problem.nbytes[v] for v in problem.outputs[op] if problem.saved[v] and problem.last_ask[v] >= 0]
+        return sum(asked) or min(problem.nbytes[v] for v in problem.outputs[op])
 
     def upper(self) -> Floats:
         """Upper bounds: nothing pinned is replayed."""
@@ -127,7 +165,7 @@ class Formulation:
                 problem.saved[v] and (after is None or (problem.last_ask[v] > after and not self._answered(v, after)))
                 for v in problem.outputs[j]
             ):
-                rows.add({self.s(j): 1.0, self.r(j): 1.0}, 1.0, np.inf)
+                rows.add(self.there(j) | {self.r(j): 1.0}, 1.0, np.inf)
             if problem.pinned[j]:
                 continue
             for i in problem.over[j] if after is None else ():
@@ -138,9 +176,9 @@ class Formulation:
                 if after is not None and self._answered(u, after):
                     continue
                 if self.s(maker) != self.s(j):
-                    rows.add({self.s(maker): 1.0, self.r(maker): 1.0, self.r(j): -1.0}, 0.0, np.inf)
+                    rows.add(self.there(maker) | {self.r(maker): 1.0, self.r(j): -1.0}, 0.0, np.inf)
                 held = self.held_variable[u]
-                if held >= 2 * self.n_classes:
+                if held >= self._first_own:
                     rows.add(_sum([(held, 1.0), (self.s(maker), -1.0), (self.r(j), -1.0)]), -1.0, np.inf)
 
     def bytes_row(
@@ -236,6 +274,7 @@ class Formulation:
         problem = self.problem
         terms, fixed = self.held_terms(Place("ask", k))
         early: dict[int, int] = {}
+        back: dict[int, int] = {}  # by value: the variable "it has been read from the store for a replay"
 
         def done(op: int) -> int:
             """The variable "op has been replayed by ask k", or -1 where it cannot have been."""
@@ -251,16 +290,32 @@ class Formulation:
                 continue
             for u in problem.inputs[w]:
                 op = problem.maker[u]
+                if problem.offloadable[op] and problem.first_ask[u] > k:
+                    if u not in back:
+                        back[u] = new()
+                    rows.add(_sum([(back[u], 1.0), (variable, -1.0), (self.o(op), -1.0)]), -1.0, np.inf)
                 if problem.pinned[op] or self._asked_by(op, k) or self.replayed_at[op] > k + reach:
                     continue
                 if op not in early:
                     early[op] = new()
-                rows.add(_sum([(early[op], 1.0), (variable, -1.0), (self.s(op), 1.0)]), 0.0, np.inf)
+                there = [(c, 1.0) for c in self.there(op)]
+                rows.add(_sum([(early[op], 1.0), (variable, -1.0), *there]), 0.0, np.inf)
             for v in problem.outputs[w]:
-                wanted = self.last_wanted[v]
-                if wanted > k or (wanted == k and (safe or problem.saved[v])):
-                    terms[variable] = terms.get(variable, 0.0) + problem.nbytes[v] / self.byte_unit
+                self._count_if_wanted(terms, variable, v, k, safe)
+        for v, variable in back.items():
+            self._count_if_wanted(terms, variable, v, k, safe)
+        for j in range(problem.n_ops):
+            if self.relevant[j] and problem.offloadable[j]:
+                for v in problem.outputs[j]:
+                    if problem.first_ask[v] <= k:
+                        self._count_if_wanted(terms, self.o(j), v, k, safe)
         return terms, fixed
+
+    def _count_if_wanted(self, terms: dict[int, float], variable: int, v: int, k: int, safe: bool) -> None:
+        """What a variable stands for has v in memory at ask k, if anybody wants it then."""
+        wanted = self.last_wanted[v]
+        if wanted > k or (wanted == k and (safe or self.problem.saved[v])):
+            terms[variable] = terms.get(variable, 0.0) + self.problem.nbytes[v] / self.byte_unit
 
     def _asked_by(self, op: int, k: int) -> bool:
         return any(self.problem.first_ask[v] <= k for v in self.problem.outputs[op])

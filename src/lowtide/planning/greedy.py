@@ -7,7 +7,7 @@ Every step is judged by the simulator.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from .baselines import every_block, keep_heavy_ops, sqrt_segments
 from .candidate import Candidate, judged
@@ -20,9 +20,15 @@ from .simulator import Simulator
 def solve_greedy(simulator: Simulator, budget_bytes: int, *, deadline: float) -> Candidate | None:
     """The fastest simple scheme that fits, improved."""
     problem = simulator.problem
+    movable = frozenset(j for j in range(problem.n_ops) if problem.offloadable[j])
     best: Candidate | None = None
     for name, keep in simple_schemes(problem):
         best = _faster(best, judged(simulator, keep, solver=f"greedy, {name}"), budget_bytes)
+        if movable:
+            away = judged(
+                simulator, keep, offload=movable, room_bytes=budget_bytes, solver=f"greedy, {name}, offloaded"
+            )
+            best = _faster(best, away, budget_bytes)
         if time.monotonic() > deadline:
             break
     best = _faster(best, _dropped(simulator, budget_bytes), budget_bytes)
@@ -30,18 +36,24 @@ def solve_greedy(simulator: Simulator, budget_bytes: int, *, deadline: float) ->
 
 
 def improve(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadline: float) -> Candidate:
-    """Undo recomputes, dearest a byte first, for as long as the plan fits."""
+    """Undo recomputes and trips to the store, dearest a byte first, for as long as the plan fits."""
     best = start
     problem = simulator.problem
 
+    def changed_to(keep: Sequence[bool], again: frozenset[int], offload: frozenset[int]) -> Candidate | None:
+        return judged(simulator, list(keep), again, offload=offload, room_bytes=budget_bytes, solver=start.solver)
+
     def without_again(ops: list[int]) -> Candidate | None:
-        return judged(simulator, best.keep, best.again - set(ops), solver=start.solver)
+        return changed_to(best.keep, best.again - set(ops), best.offload)
+
+    def here(ops: list[int]) -> Candidate | None:
+        return changed_to(best.keep, best.again, best.offload - set(ops))
 
     def kept(ops: list[int]) -> Candidate | None:
         keep = list(best.keep)
         for j in ops:
             keep[j] = True
-        return judged(simulator, keep, best.again - set(ops), solver=start.solver)
+        return changed_to(keep, best.again - set(ops), best.offload)
 
     def cost_a_byte(j: int) -> float:
         size = sum(problem.nbytes[v] for v in problem.outputs[j])
@@ -49,6 +61,7 @@ def improve(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadli
 
     trials: list[tuple[Callable[[list[int]], Candidate | None], list[int]]] = [
         (without_again, sorted(best.again, key=cost_a_byte)),
+        (here, sorted(best.offload)),
         (kept, sorted((j for j in range(problem.n_ops) if not best.keep[j]), key=cost_a_byte)),
     ]
     for change, ops in trials:

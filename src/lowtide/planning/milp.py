@@ -41,18 +41,22 @@ class _Row:
             self.margin_bytes += excess
 
 
+Decisions = tuple[list[bool], frozenset[int]]  # what is kept, and what of that is offloaded
+
+
 @dataclass(frozen=True, eq=False)
 class MilpResult:
     """The best plan found, if any, and what is known about better ones."""
 
     keep: list[bool] | None
+    offload: frozenset[int]
     simulation: Simulation | None
     optimal: bool
     """The plan is within the gap of the best that the model allows, no row of which had to be tightened."""
     infeasible: bool
     """The model allows no plan, with no row made safe or tightened. No proof: lifetimes are estimates."""
     rounds: int
-    misses: tuple[list[bool], ...]
+    misses: tuple[Decisions, ...]
     """What the model allowed and the simulator did not, oldest first: to be mended by others."""
 
 
@@ -83,11 +87,12 @@ def solve_milp(
         keep = problem.keep_all()
         simulation = simulator.run(keep)
         fits = simulation.peak_bytes <= budget_bytes
-        return _result((keep, simulation) if fits else None, optimal=fits, infeasible=not fits, rounds=0, misses=[])
+        at_once: tuple[Decisions, Simulation] = ((keep, frozenset()), simulation)
+        return _result(at_once if fits else None, optimal=fits, infeasible=not fits, rounds=0, misses=[])
     structure_cost = model.cost()
-    best: tuple[list[bool], Simulation] | None = None
+    best: tuple[Decisions, Simulation] | None = None
     rounds = 0
-    misses: list[list[bool]] = []
+    misses: list[Decisions] = []
     while time.monotonic() < deadline:
         rounds += 1
         rows = Rows()
@@ -101,26 +106,29 @@ def solve_milp(
         model.structure(rows)
         for place, row in places.items():
             model.bytes_row(rows, place, budget_bytes - row.margin_bytes, safe=row.safe, reach=row.reach, new=new)
+        waiting = model.waiting_row(rows, new)
         cost = np.zeros(count)
         cost[: model.n_variables] = structure_cost
+        if waiting is not None:
+            variable, unit_s = waiting
+            cost[variable] = unit_s / model.time_unit
         if better_than_s is not None:
-            terms = {int(c): float(structure_cost[c]) for c in np.flatnonzero(structure_cost)}
+            terms = {int(c): float(cost[c]) for c in np.flatnonzero(cost)}
             rows.add(terms, -np.inf, better_than_s / model.time_unit)
         cost[: model.n_classes] += 1e-7  # holding what nobody needs is not free
         upper = np.ones(count)
         upper[: model.n_variables] = model.upper()
-        lower = np.zeros(count)
         for j in anchors:
             if model.relevant[j]:
-                lower[model.s(j)] = 1.0
+                rows.add(model.there(j), 1.0, np.inf)
         integrality = np.zeros(count)
-        integrality[: model.n_classes] = 1
+        integrality[model.binary] = 1
         with to_standard_error():
             found = milp(
                 cost,
                 constraints=LinearConstraint(rows.matrix(count), rows.low, rows.high),
                 integrality=integrality,
-                bounds=Bounds(lower, upper),
+                bounds=Bounds(0, upper),
                 # A share of what is left, so that a plan that does not fit can still be mended.
                 options={"time_limit": max(0.05, (deadline - time.monotonic()) * 0.4), "mip_rel_gap": relative_gap},
             )
@@ -128,14 +136,14 @@ def solve_milp(
             meant = all(not row.safe and not row.margin_bytes for row in places.values())
             refuted = found.status == 2 and meant and better_than_s is None and not anchors
             return _result(best, optimal=False, infeasible=refuted, rounds=rounds, misses=misses)
-        keep = _decisions(model, found.x)
-        simulation = simulator.run(keep)
+        keep, offload = decisions = _decisions(model, found.x)
+        simulation = simulator.run(keep, offload=offload, room_bytes=budget_bytes)
         if simulation.peak_bytes <= budget_bytes:
             if best is None or simulation.extra_s < best[1].extra_s:
-                best = (keep, simulation)
+                best = (decisions, simulation)
             meant = all(not row.safe and not row.margin_bytes for row in places.values())
             return _result(best, optimal=found.status == 0 and meant, infeasible=False, rounds=rounds, misses=misses)
-        misses.append(keep)
+        misses.append(decisions)
         for place, excess in _violated(simulation, budget_bytes):
             if place in places:
                 places[place].tighten(place, excess, problem.n_asks if widen else reach)
@@ -145,30 +153,35 @@ def solve_milp(
 
 
 def _result(
-    best: tuple[list[bool], Simulation] | None,
+    best: tuple[Decisions, Simulation] | None,
     *,
     optimal: bool,
     infeasible: bool,
     rounds: int,
-    misses: list[list[bool]],
+    misses: list[Decisions],
 ) -> MilpResult:
-    keep, simulation = best if best is not None else (None, None)
-    return MilpResult(keep, simulation, optimal, infeasible, rounds, tuple(misses))
+    if best is None:
+        return MilpResult(None, frozenset(), None, optimal, infeasible, rounds, tuple(misses))
+    (keep, offload), simulation = best
+    return MilpResult(keep, offload, simulation, optimal, infeasible, rounds, tuple(misses))
 
 
-def _decisions(model: Formulation, x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[bool]:
-    """Recompute what is not held and is needed; what nobody needs counts as kept, and is never held."""
+def _decisions(model: Formulation, x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Decisions:
+    """Recompute what is neither held nor away and is needed; what nobody needs counts as kept, and is never held."""
     problem = model.problem
     keep = [True] * problem.n_ops
+    away = set()
     needed = list(problem.saved)
     for j in range(problem.n_ops - 1, -1, -1):
-        if not model.relevant[j] or problem.pinned[j] or x[model.s(j)] > 0.5:
+        if not model.relevant[j] or x[model.s(j)] > 0.5 or not any(needed[v] for v in problem.outputs[j]):
             continue
-        if any(needed[v] for v in problem.outputs[j]):
+        if problem.offloadable[j] and x[model.o(j)] > 0.5:
+            away.add(j)
+        elif not problem.pinned[j]:
             keep[j] = False
             for u in problem.inputs[j]:
                 needed[u] = True
-    return [bool(kept) for kept in problem.obeyed(keep)]
+    return [bool(kept) for kept in problem.obeyed(keep)], frozenset(away)
 
 
 def _violated(simulation: Simulation, budget_bytes: int) -> list[tuple[Place, float]]:

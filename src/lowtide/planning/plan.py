@@ -15,8 +15,9 @@ from .._errors import ArgumentError
 from .._units import format_bytes, format_time
 from ..trace import Trace
 from ..trace.json_form import read_document
+from .link import Link
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 _FORMAT = "lowtide plan"
 _LINES = 12
 
@@ -42,6 +43,8 @@ class ModuleKind:
     recomputed_bytes: int
     """Saved by autograd in plain PyTorch, and made again here."""
     recompute_s: float
+    offloaded_bytes: int = 0
+    """In the store between forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,14 @@ class Plan:
     """Of the trace it was made for."""
     op_names: tuple[str, ...]
     """By op, to tell whether a step goes as planned."""
+    offload: tuple[int, ...] = ()
+    """Of the kept ops: those whose values wait in a store between forward and backward."""
+    written_by: tuple[int, ...] = ()
+    """For each of those: the op before which its values are written; forward waits for that if it must."""
+    link: Link | None = None
+    """The store, and how fast it was taken to be; None where nothing may be offloaded."""
+    waited_s: float = 0.0
+    """Of the predicted time: what the step waits for the store."""
     version: int = PLAN_VERSION
 
     @property
@@ -82,6 +93,11 @@ class Plan:
     def recomputed(self) -> tuple[int, ...]:
         """The ops to recompute."""
         return tuple(j for j, kept in enumerate(self.keep) if not kept)
+
+    @property
+    def departures(self) -> dict[int, int]:
+        """By offloaded op: the op before which its values are written."""
+        return dict(zip(self.offload, self.written_by, strict=True))
 
     def matches(self, trace: Trace) -> bool:
         """Whether the plan was made for a step like this one."""
@@ -99,6 +115,7 @@ class Plan:
             f"{format_time(self.plain_step_s)}; no plan can do with less than {bound:.1f} % more",
             f"recompute    {len(self.recomputed):,} of {len(self.keep):,} ops, {self.replayed_ops:,} replays"
             + (f", {len(self.again):,} ops more than once" if self.again else ""),
+            *self._about_the_store(),
             f"found by     {self.solver}, in {self.solve_s:.1f} s",
         ]
         for pin in self.pinned[:_LINES]:
@@ -107,6 +124,15 @@ class Plan:
         if len(self.pinned) > _LINES:
             lines.append(f"pinned       and {len(self.pinned) - _LINES} more kinds")
         return "\n".join([*lines, "", *_table(self.kinds)])
+
+    def _about_the_store(self) -> list[str]:
+        if self.link is None or not self.offload:
+            return []
+        moved = sum(kind.offloaded_bytes for kind in self.kinds)
+        return [
+            f"offload      {len(self.offload):,} ops, {format_bytes(moved)} to the {self.link.tier} and back; "
+            f"{format_time(self.waited_s)} of waiting for it"
+        ]
 
     def to_json(self) -> str:
         """Compact JSON; `from_json` gives an equal plan."""
@@ -153,6 +179,7 @@ def _build(document: dict[str, Any]) -> Plan:
         "solver": str,
         "solve_s": (int, float),
         "replayed_ops": int,
+        "waited_s": (int, float),
         "fingerprint": str,
     }
     for name, kind in types.items():
@@ -170,6 +197,18 @@ def _build(document: dict[str, Any]) -> Plan:
     if not all(type(j) is int and 0 <= j < len(decisions) and decisions[j] == "0" for j in again):
         raise ValueError("an op is to be made more than once that is not to be recomputed")
     fields["again"] = tuple(again)
+    offload, written_by = fields["offload"], fields["written_by"]
+    if not all(type(j) is int and 0 <= j < len(decisions) and decisions[j] == "1" for j in offload):
+        raise ValueError("an op is to be offloaded that is not to be kept")
+    if len(written_by) != len(offload) or not all(
+        type(i) is int and j < i <= len(decisions) for j, i in zip(offload, written_by, strict=True)
+    ):
+        raise ValueError("values are to be written before they are made")
+    fields["offload"], fields["written_by"] = tuple(offload), tuple(written_by)
+    if fields["link"] is not None:
+        fields["link"] = Link(**_typed(fields["link"], Link))
+    elif offload:
+        raise ValueError("ops are to be offloaded, but there is no store")
     fields["pinned"] = tuple(PinnedOp(**_typed(pin, PinnedOp)) for pin in fields["pinned"])
     fields["kinds"] = tuple(ModuleKind(**_typed(kind, ModuleKind)) for kind in fields["kinds"])
     return Plan(**fields)
@@ -190,7 +229,7 @@ def _table(kinds: tuple[ModuleKind, ...]) -> list[str]:
         return []
     ordered = sorted(kinds, key=lambda kind: -(kind.kept_bytes + kind.recomputed_bytes))
     shown, rest = ordered[:_LINES], ordered[_LINES:]
-    rows = [("modules", "ops", "kept", "recomputed", "recompute time")]
+    rows: list[tuple[str, ...]] = [("modules", "ops", "kept", "offloaded", "recomputed", "recompute time")]
     rows += [_row(kind) for kind in shown]
     if rest:
         rows.append(
@@ -201,20 +240,27 @@ def _table(kinds: tuple[ModuleKind, ...]) -> list[str]:
                     sum(kind.kept_bytes for kind in rest),
                     sum(kind.recomputed_bytes for kind in rest),
                     sum(kind.recompute_s for kind in rest),
+                    sum(kind.offloaded_bytes for kind in rest),
                 )
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    if not any(kind.offloaded_bytes for kind in kinds):
+        rows = [(*row[:3], *row[4:]) for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
-        "  ".join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, 5))]).rstrip() for row in rows
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for row in rows
     ]
 
 
-def _row(kind: ModuleKind) -> tuple[str, str, str, str, str]:
+def _row(kind: ModuleKind) -> tuple[str, ...]:
     return (
         kind.name or "(outside of modules)",
         f"{kind.ops:,}",
         format_bytes(kind.kept_bytes),
+        format_bytes(kind.offloaded_bytes),
         format_bytes(kind.recomputed_bytes),
         format_time(kind.recompute_s),
     )

@@ -6,17 +6,19 @@ natural lifetimes are settled. It decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from .._errors import ArgumentError
 from ..trace import Trace
+from .link import Link
 
 
 class Problem:
-    """Everything about a trace that planning looks at again and again."""
+    """Everything about a trace that planning looks at again and again; with a `link`, values may be offloaded."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, link: Link | None = None) -> None:
         self.trace = trace
+        self.link = link
         n, n_values = len(trace.ops), len(trace.values)
         self.n_ops = n
         self.n_values = n_values
@@ -41,6 +43,18 @@ class Problem:
             self.saved[v] = self.maker[v] >= 0
         self._settle_natural_lifetimes()
         self._settle_asks()
+        self.offloadable = [self._can_move(j) for j in range(n)]
+        """By op: whether what it makes may wait in a store."""
+
+    def _can_move(self, op: int) -> bool:
+        """Large enough, in memory that nobody writes again, and not there until backward anyway."""
+        made = self.outputs[op]
+        return (
+            self.link is not None
+            and max((self.nbytes[v] for v in made), default=0) >= self.link.least_bytes
+            and not self.writes[op]
+            and not any(self.overwritten[v] or self.natural_last_ask[v] >= 0 for v in made)
+        )
 
     def _settle_natural_lifetimes(self) -> None:
         """Until when each value is there whatever we decide: `natural_end` (op), then `natural_last_ask` (ask)."""
@@ -53,6 +67,8 @@ class Problem:
                 if storage in latest and self.maker[v] >= 0:
                     overwritten_at[latest[storage]] = self.maker[v]
                 latest[storage] = v
+        self.overwritten = [at is not None for at in overwritten_at]
+        """By value: whether its memory is another value's later."""
         self.natural_end = [-1] * self.n_values
         self.natural_last_ask = [-1] * self.n_values
         for v, value in enumerate(trace.values):
@@ -91,7 +107,7 @@ class Problem:
                 self.handle_end[v] = node_end
                 self.freed_after[node_end].append(v)
 
-    def check_decisions(self, keep: Sequence[int | bool], again: frozenset[int]) -> None:
+    def check_decisions(self, keep: Sequence[int | bool], again: frozenset[int], offload: Collection[int] = ()) -> None:
         """Raise `ArgumentError` for decisions that no engine could follow."""
         if len(keep) != self.n_ops:
             raise ArgumentError(f"{len(keep)} decisions for {self.n_ops} ops")
@@ -102,6 +118,11 @@ class Problem:
         for j in again:
             if not 0 <= j < self.n_ops or keep[j]:
                 raise ArgumentError(f"op {j} is to be made again more than once, but is not to be recomputed")
+        for j in offload:
+            if not 0 <= j < self.n_ops or not keep[j]:
+                raise ArgumentError(f"op {j} is to be offloaded, but is not to be kept")
+            if not self.offloadable[j]:
+                raise ArgumentError(f"op {j} ({self.trace.ops[j].name}) makes nothing that could wait in a store")
 
     def obeyed(self, keep: Sequence[int | bool]) -> Sequence[int | bool]:
         """The decisions as the engine obeys them: what is written over memory that is kept cannot be made again."""

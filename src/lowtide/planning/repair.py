@@ -10,6 +10,7 @@ plan.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -31,14 +32,12 @@ def repair(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadlin
             break
         chosen: tuple[float, Candidate, int] | None = None
         for j in _largest_holders(simulator, best):
-            dropped, kept = list(best.keep), list(best.keep)
-            dropped[j], kept[j] = False, True
-            for keep, again in ((dropped, best.again - {j}), (dropped, best.again | {j}), (kept, best.again - {j})):
+            for keep, again, offload in ways_of(best, j):
                 if time.monotonic() > deadline:
                     return None
-                if tuple(keep) == best.keep and again == best.again:
+                if tuple(keep) == best.keep and again == best.again and offload == best.offload:
                     continue
-                other = judged(simulator, keep, again, solver=start.solver)
+                other = judged(simulator, keep, again, offload=offload, room_bytes=budget_bytes, solver=start.solver)
                 if other is None:
                     continue
                 removed = excess - _excess(other, budget_bytes)
@@ -49,6 +48,20 @@ def repair(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadlin
             break
         _, best, excess = chosen
     return best if excess == 0 else None
+
+
+def ways_of(candidate: Candidate, op: int) -> Iterator[tuple[list[bool], frozenset[int], frozenset[int]]]:
+    """What else can be done with what an op makes: drop it, not retain it, keep it, or put it into a store.
+
+    Keeping it can help too: then its own inputs need not be there.
+    """
+    dropped, kept = list(candidate.keep), list(candidate.keep)
+    dropped[op], kept[op] = False, True
+    without = candidate.offload - {op}
+    yield dropped, candidate.again - {op}, without
+    yield dropped, candidate.again | {op}, without
+    yield kept, candidate.again - {op}, without
+    yield kept, candidate.again - {op}, candidate.offload | {op}
 
 
 def _excess(candidate: Candidate, budget_bytes: int) -> int:
@@ -62,5 +75,6 @@ def _largest_holders(simulator: Simulator, candidate: Candidate) -> list[int]:
     """Ops whose values take most at the peak, without those that are pinned."""
     problem = simulator.problem
     at: PeakAt = candidate.simulation.peak_at
-    ops = dict.fromkeys(problem.maker[v] for v in simulator.holders(candidate.keep, candidate.again, at))
+    holders = simulator.holders(candidate.keep, candidate.again, at, candidate.simulation.written_by)
+    ops = dict.fromkeys(problem.maker[v] for v in holders)
     return [j for j in ops if not problem.pinned[j]][:_HOLDERS_TRIED]

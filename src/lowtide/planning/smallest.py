@@ -20,6 +20,7 @@ from .chain import solve_chain
 from .formulation import Formulation
 from .greedy import simple_schemes
 from .problem import Problem
+from .repair import ways_of
 from .repetition import find_stretches
 from .segments import block_cuts, even_cuts, keep_at_cuts
 from .simulator import Simulator
@@ -34,22 +35,23 @@ _PROBE_S, _PROBE_S_AN_OP = 1.0, 0.004
 
 def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) -> Candidate:
     """The plan of the least peak that was found; stops early at one that needs no more than `enough_bytes`."""
-    fingerprint = simulator.problem.trace.fingerprint
-    best = _searched(simulator, _found.get(fingerprint), enough_bytes, deadline)
-    _found[fingerprint] = (best.keep, best.again)
+    key = simulator.problem.trace.fingerprint, simulator.problem.link is not None
+    best = _searched(simulator, _found.get(key), enough_bytes, deadline)
+    _found[key] = (list(best.keep), best.again, best.offload)
     while len(_found) > _MOST_FOUND:
         _found.popitem(last=False)
     return best
 
 
-_found: OrderedDict[str, tuple[tuple[bool, ...], frozenset[int]]] = OrderedDict()
+_Decisions = tuple[list[bool], frozenset[int], frozenset[int]]  # keep, again, offload
+_found: OrderedDict[tuple[str, bool], _Decisions] = OrderedDict()
 """The smallest plans found in this process, by the structure of the step: found again however busy the machine is."""
 _MOST_FOUND = 16
 
 
 def _searched(
     simulator: Simulator,
-    known: tuple[tuple[bool, ...], frozenset[int]] | None,
+    known: _Decisions | None,
     enough_bytes: int,
     deadline: float,
 ) -> Candidate:
@@ -57,14 +59,14 @@ def _searched(
     best = judged(simulator, problem.keep_all(), solver="keep all")
     assert best is not None  # keeping everything replays nothing
     if known is not None:
-        kept, again_ops = known
+        kept, again_ops, offload = known
         keep = [kept or pinned for kept, pinned in zip(kept, problem.pinned, strict=True)]
-        again = judged(simulator, keep, frozenset(j for j in again_ops if not keep[j]), solver="smallest peak")
+        again = judged(simulator, keep, again_ops, offload=offload, room_bytes=enough_bytes, solver="smallest peak")
         best = again if again is not None and _smaller(again, best) else best
         if best.peak_bytes <= enough_bytes:
             return best
-    for keep, again_ops in _schemes(problem):
-        tried = judged(simulator, keep, again_ops, solver="smallest peak")
+    for keep, again_ops, offload in _schemes(problem):
+        tried = judged(simulator, keep, again_ops, offload=offload, room_bytes=enough_bytes, solver="smallest peak")
         if tried is not None and _smaller(tried, best):
             best = tried
     if best.peak_bytes > enough_bytes:
@@ -90,33 +92,35 @@ def floor_bytes(problem: Problem) -> int:
     return int(max([0.0, *forward, *backward]))
 
 
-def _schemes(problem: Problem) -> Iterator[tuple[list[bool], frozenset[int]]]:
-    """Segments, their intermediates retained, retained at block boundaries only, or not at all."""
+def _schemes(problem: Problem) -> Iterator[_Decisions]:
+    """Segments, their intermediates retained, retained at block boundaries only, or not at all; what is kept, away."""
+    nothing: frozenset[int] = frozenset()
+    movable = frozenset(j for j in range(problem.n_ops) if problem.offloadable[j])
     fine = block_cuts(problem, find_stretches(problem)) or even_cuts(problem, max(2, problem.n_ops // 4))
     boundary = keep_at_cuts(problem, fine)
     for _, keep in simple_schemes(problem):
         recomputed = [j for j in range(problem.n_ops) if not keep[j]]
-        yield keep, frozenset()
-        yield keep, frozenset(j for j in recomputed if not boundary[j])
-        yield keep, frozenset(recomputed)
+        for again in (nothing, frozenset(j for j in recomputed if not boundary[j]), frozenset(recomputed)):
+            yield keep, again, nothing
+            if movable:
+                yield keep, again, movable
 
 
 def _descended(simulator: Simulator, start: Candidate, deadline: float) -> Candidate:
     """Take from the peak what holds most there: recompute what is kept, retain less of what is recomputed."""
     problem, best = simulator.problem, start
     for _ in range(_DESCENT_STEPS):
-        ops = dict.fromkeys(problem.maker[v] for v in simulator.holders(best.keep, best.again, best.simulation.peak_at))
+        found = best.simulation
+        holders = simulator.holders(best.keep, best.again, found.peak_at, found.written_by)
+        ops = dict.fromkeys(problem.maker[v] for v in holders)
         tried = 0
         better: Candidate | None = None
         for j in ops:
             if problem.pinned[j] or tried == _HOLDERS_TRIED or time.monotonic() > deadline:
                 continue
             tried += 1
-            dropped, kept = list(best.keep), list(best.keep)
-            dropped[j], kept[j] = False, True
-            # Keeping it can help too: then its own inputs need not be there.
-            for keep, again in ((dropped, best.again - {j}), (dropped, best.again | {j}), (kept, best.again - {j})):
-                other = judged(simulator, keep, again, solver="smallest peak")
+            for keep, again, offload in ways_of(best, j):
+                other = judged(simulator, keep, again, offload=offload, solver="smallest peak")
                 if other is not None and _smaller(other, better or best):
                     better = other
         if better is None:

@@ -18,11 +18,12 @@ from .candidate import Candidate, judged
 from .chain import fitting, reach_of, solve_chain
 from .describing import describe_holders, describe_place, summarise_kinds, summarise_pinned
 from .greedy import improve, solve_greedy
+from .link import Link
 from .milp import solve_milp
 from .plan import Plan
 from .problem import Problem
 from .repetition import find_stretches
-from .simulator import Simulator
+from .simulator import Simulator, simulate
 from .smallest import smallest
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.002, 0.03
@@ -39,12 +40,14 @@ def solve(
     trace: Trace,
     budget_bytes: int,
     *,
+    link: Link | None = None,
     leave_free_bytes: int = 0,
     deadline_s: float = 20.0,
     progress: Progress | None = None,
 ) -> Plan:
     """The fastest plan found whose predicted peak is at most `budget_bytes`, less `leave_free_bytes` where it can be.
 
+    With a `link` values may also wait in a store.
     `progress` is called with a sentence now and then. Raises `BudgetError` if no plan is found that fits.
     """
     if budget_bytes <= 0 or deadline_s <= 0:
@@ -52,7 +55,7 @@ def solve(
     trace.check()
     started = time.monotonic()
     say = progress if progress is not None else _silence
-    simulator = Simulator(Problem(trace))
+    simulator = Simulator(Problem(trace, link))
     plain = judged(simulator, simulator.problem.keep_all(), solver="keep all")
     assert plain is not None  # keeping everything replays nothing
     wanted_bytes = max(1, budget_bytes - leave_free_bytes)
@@ -141,7 +144,7 @@ def _plan(
 ) -> Plan:
     problem = simulator.problem
     # The judge once more, from scratch: what leaves here fits.
-    checked = Simulator(Problem(problem.trace)).run(chosen.keep, chosen.again)
+    checked = simulate(problem.trace, chosen.keep, chosen.again, chosen.simulation.written_by, problem.link)
     assert checked.peak_bytes <= budget_bytes
     return Plan(
         keep=chosen.keep,
@@ -160,6 +163,10 @@ def _plan(
         kinds=summarise_kinds(simulator, chosen),
         fingerprint=problem.trace.fingerprint,
         op_names=tuple(op.name for op in problem.trace.ops),
+        offload=tuple(checked.written_by),
+        written_by=tuple(checked.written_by.values()),
+        link=problem.link,
+        waited_s=checked.waited_s,
     )
 
 
@@ -177,7 +184,8 @@ def _budget_error(simulator: Simulator, least: Candidate, budget_bytes: int) -> 
         f"{format_bytes(works)} ({works} bytes). The peak is then "
         f"{describe_place(problem, at)}: {format_bytes(other)} are parameters, gradients, batch and temporaries, and "
         f"the largest values are {holders}. What helps: a smaller batch or shorter sequences, "
-        f"splitting the largest op (for example computing the loss in chunks), offloading"
+        "splitting the largest op (for example computing the loss in chunks)"
+        + ("" if problem.link is not None else ', letting values wait on a disk (stores=("disk",))')
         + (f", or letting the {pinned} pinned ops be recomputed." if pinned else "."),
         budget_bytes=budget_bytes,
         smallest_bytes=works,

@@ -43,7 +43,7 @@ def account_modules(timeline: Timeline) -> tuple[ModuleAccount, ...]:
     """One account for each kind of module, those with the most bytes first."""
     trace, keep, simulation = timeline.trace, timeline.keep, timeline.simulation
     problem = Problem(trace)
-    held = frozenset(Simulator(problem).held_into_backward(keep))
+    held = frozenset(Simulator(problem).held_into_backward(keep, simulation.written_by))
     paths: dict[str, set[str]] = {}
     accounts: dict[str, ModuleAccount] = {}
     for j, op in enumerate(trace.ops):

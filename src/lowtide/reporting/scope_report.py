@@ -39,6 +39,9 @@ class ScopeReport:
     pinned: tuple[Pinned, ...]
     foreign: dict[str, int]
     """Tensor classes without a storage of their own, left as they are, and how often they were met."""
+    values_offloaded: int = 0
+    """By a plan; under a budget see `budget`."""
+    bytes_offloaded: int = 0
     budget: RoomReport | None = None
     """For a scope with a budget."""
 
@@ -50,6 +53,8 @@ class ScopeReport:
             f"recomputed      {self.values_recomputed:,} values, {format_bytes(self.bytes_recomputed)}",
             f"from outside    {self.values_from_outside:,} saved references",
         ]
+        if self.values_offloaded:
+            lines.append(f"offloaded       {self.values_offloaded:,} values, {format_bytes(self.bytes_offloaded)}")
         if self.budget is not None:
             lines.append(str(self.budget))
         if self.layers:

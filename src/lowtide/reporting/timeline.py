@@ -7,13 +7,13 @@ backward takes and gives back) only the sum. `KINDS` says how that sum is told a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ..planning import Problem, Simulation, Simulator
+from ..planning import Link, Problem, Simulation, Simulator
 from ..planning.describing import module_kind
 from ..trace import Trace
 
@@ -98,13 +98,19 @@ class Timeline:
         return {FORWARD: name, REPLAY: f"replay of {name}", BACKWARD: f"backward, given what {name} made"}[at.phase]
 
 
-def follow(trace: Trace, keep: Sequence[bool], again: Iterable[int] = ()) -> Timeline:
-    """Play the decisions through one step."""
-    simulator = Simulator(Problem(trace))
+def follow(
+    trace: Trace,
+    keep: Sequence[bool],
+    again: Iterable[int] = (),
+    written_by: Mapping[int, int] | None = None,
+    link: Link | None = None,
+) -> Timeline:
+    """Play the decisions through one step; `written_by` has those that are offloaded, by `link`."""
+    simulator = Simulator(Problem(trace, link))
     obeyed = tuple(bool(kept) for kept in simulator.problem.obeyed(keep))
     modules = {name: number for number, name in enumerate(dict.fromkeys(module_kind(op.module) for op in trace.ops))}
-    census = _Census(simulator, obeyed, modules)
-    simulation = simulator.run(keep, again, watcher=census)
+    census = _Census(simulator, obeyed, written_by or {}, modules)
+    simulation = simulator.run(keep, again, offload=written_by or (), written_by=written_by, watcher=census)
     kind_bytes = np.array(census.kind_rows, dtype=np.int64).reshape(len(census.moments), len(KINDS))
     other_bytes = np.array([_other_bytes(trace, moment) for moment in census.moments], dtype=np.int64)
     _split_other_bytes(trace, census.moments, other_bytes, kind_bytes)
@@ -123,7 +129,9 @@ def follow(trace: Trace, keep: Sequence[bool], again: Iterable[int] = ()) -> Tim
 class _Census:
     """Counts the bytes of values, moment by moment; the simulator's watcher in backward."""
 
-    def __init__(self, simulator: Simulator, keep: Sequence[bool], modules: dict[str, int]) -> None:
+    def __init__(
+        self, simulator: Simulator, keep: Sequence[bool], written_by: Mapping[int, int], modules: dict[str, int]
+    ) -> None:
         problem = simulator.problem
         trace = problem.trace
         self.moments: list[Moment] = []
@@ -138,7 +146,8 @@ class _Census:
         timed_s = sum(op.time_s for op in trace.ops) + sum(ask.time_s for ask in trace.asks)
         # What no record accounts for is backward's: a profile leaves nothing over, a trace written by hand may.
         self._untimed_s = max(0.0, trace.step_s - timed_s) / max(1, problem.n_asks)
-        self._walk_forward(simulator.forward_ends(keep), frozenset(simulator.held_into_backward(keep)))
+        held = frozenset(simulator.held_into_backward(keep, written_by))
+        self._walk_forward(simulator.forward_ends(keep, written_by), held)
 
     def _walk_forward(self, ends: list[int], held: frozenset[int]) -> None:
         problem = self._problem
@@ -158,6 +167,10 @@ class _Census:
         """Copies of a value come or go."""
         self._count(value, self._ours[value], ours)
         self._count(value, _OTHER, others)
+
+    def waits(self, seconds: float) -> None:
+        """Time in which nothing runs."""
+        self._now_s += seconds
 
     def moment(self, ask: int, replayed: int | None, scratch_bytes: int) -> None:
         """A replay runs, or an ask has been answered."""

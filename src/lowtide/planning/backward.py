@@ -1,0 +1,256 @@
+"""Backward, as the simulator follows it: what is in memory from ask to ask, and what is replayed or read for each.
+
+It does what the engine does at an ask: makes what is missing by replaying it, op by op, retaining what somebody still
+wants; reads back what is in the store; and lets go of whatever nobody wants any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .._errors import LowtideError
+from .problem import Problem
+
+
+class TooManyReplaysError(LowtideError):
+    """A simulation was cut short: the decisions replay more ops than the caller is willing to follow."""
+
+
+class Watcher(Protocol):
+    """Follows backward: whose bytes come and go, and each moment at which they are counted."""
+
+    def change(self, value: int, ours: int, others: int) -> None:
+        """By how many (-1, 0, 1) the copies of a value change that we hold, and that others hold."""
+
+    def waits(self, seconds: float) -> None:
+        """The step waits for the store."""
+
+    def moment(self, ask: int, replayed: int | None, scratch_bytes: int) -> None:
+        """An op is being replayed for this ask, with results that nobody wants; or (None) the ask is answered."""
+
+
+class Backward:
+    """The state of backward between two asks."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        keep: Sequence[int | bool],
+        again: frozenset[int],
+        wanted_until: list[int],
+        max_replays: int | None,
+        away: Sequence[int],
+    ) -> None:
+        n = problem.n_ops
+        self.problem = problem
+        self.again = again
+        self.extra_s = self.waited_s = 0.0
+        self.replayed_ops = 0
+        self.replays = [0] * n
+        self.watching = False
+        self.seen: list[int] = []
+        self.watcher: Watcher | None = None
+        self._limit = max_replays
+        self._resident = [False] * problem.n_values
+        self._answered = [False] * problem.n_values  # asked for, and its handle not yet gone
+        self._natural = [False] * problem.n_values  # alive without us, and not resident
+        self._leaves_after: dict[int, list[int]] = {}  # by ask: natural values that go after it
+        self._stays_until: dict[int, int] = {}  # resident values that are alive until that ask anyway
+        self._ask = 0
+        self._noted_bytes = -1
+        # Handles and recipes not yet run that want a value.
+        self._wants = [1 if saved else 0 for saved in problem.saved]
+        self._recipe = [False] * n
+        self._live = 0
+        self._pushes: dict[int, int] = {}  # in the resolve at hand: ops that wait for a value
+        self._away = frozenset(away)  # in the store, which is left alone by reading
+        for j in range(n):
+            if not keep[j] and any(wanted_until[v] >= n for v in problem.outputs[j]):
+                self._recipe[j] = True
+                for v in problem.inputs[j]:
+                    self._wants[v] += 1
+        for v in range(problem.n_values):
+            maker = problem.maker[v]
+            if maker < 0:
+                continue
+            if v in self._away:
+                continue
+            if keep[maker] and self._wants[v]:
+                self._resident[v] = True
+                self._live += problem.nbytes[v]
+                if problem.natural_last_ask[v] >= 0:
+                    self._stays_until[v] = problem.natural_last_ask[v]
+            elif problem.natural_last_ask[v] >= 0:
+                self._stay_on(v)
+                self._live += problem.nbytes[v]
+
+    def answer(self, k: int) -> int:
+        """Answer ask k; the most bytes of ours alive at any moment of it."""
+        problem = self.problem
+        self._ask = k
+        most = self._live
+        if self.watching:
+            self._note()
+        v = problem.ask_value[k]
+        if problem.maker[v] >= 0:
+            self._answered[v] = True
+            if not self._resident[v]:
+                most = max(most, self._make(v))
+        if self.watcher is not None:
+            self.watcher.moment(k, None, 0)
+        for gone in problem.freed_after[k]:
+            self._answered[gone] = False
+            self._release(gone)
+            if problem.maker[gone] in self.again:
+                self._drop(gone)
+        for gone in self._leaves_after.pop(k, ()):
+            self._natural[gone] = False
+            self._live -= problem.nbytes[gone]
+            if self.watcher is not None:
+                self.watcher.change(gone, 0, -1)
+        return most
+
+    def _make(self, wanted: int) -> int:
+        """Give `wanted` its memory by replaying whatever is missing on the way to it."""
+        problem, resident = self.problem, self._resident
+        waiting_for: dict[int, list[int]] = {}  # by op: what was pushed for it
+        pending = [wanted]
+        most = self._live
+        while pending:
+            v = pending[-1]
+            if resident[v]:
+                pending.pop()
+                continue
+            if v in self._away:
+                most = max(most, self._read(v))
+                pending.pop()
+                continue
+            op = problem.maker[v]
+            missing = [u for u in problem.inputs[op] if not resident[u]]
+            if missing:
+                waiting_for[op] = missing
+                for u in missing:
+                    self._pushes[u] = self._pushes.get(u, 0) + 1
+                pending.extend(missing)
+                continue
+            most = max(most, self._replay(op))
+            for u in waiting_for.pop(op, ()):
+                self._pushes[u] -= 1
+                if not self._pushes[u]:
+                    del self._pushes[u]
+                    if problem.maker[u] in self.again:
+                        self._drop_unless_answered(u)
+            pending.pop()
+        return most
+
+    def _read(self, v: int) -> int:
+        """Bring a value back from the store; the live bytes then."""
+        assert self.problem.link is not None
+        seconds = self.problem.link.in_s(self.problem.nbytes[v])
+        self.extra_s += seconds
+        self.waited_s += seconds
+        self._resident[v] = True
+        self._live += self.problem.nbytes[v]
+        if self.watching:
+            self._note()
+        if self.watcher is not None:
+            self.watcher.waits(seconds)
+            self.watcher.change(v, 1, 0)
+        return self._live
+
+    def _replay(self, op: int) -> int:
+        """Run one op whose inputs are all there; the live bytes while it ran."""
+        problem, resident, wants = self.problem, self._resident, self._wants
+        assert self._recipe[op], "an op was forgotten that is still needed"
+        self.replayed_ops += 1
+        self.replays[op] += 1
+        if self._limit is not None and self.replayed_ops > self._limit:
+            raise TooManyReplaysError(f"more than {self._limit} replays")
+        self.extra_s += problem.time_s[op]
+        again = op in self.again
+        scratch = 0
+        made = [v for v in problem.outputs[op] if wants[v] and not resident[v]]
+        for write in problem.writes[op]:
+            if write.old is None:
+                continue
+            if write.alone and wants[write.old] == 1 and not again:
+                # Its memory becomes the new value's (Rule 6).
+                resident[write.old] = False
+                self._live -= problem.nbytes[write.old]
+                if self.watcher is not None:
+                    self.watcher.change(write.old, -1, 0)
+            if write.new not in made:
+                scratch += problem.nbytes[write.old]
+        written = {write.new for write in problem.writes[op]}
+        # The op makes all its results, also those that nobody wants (any more): they go as soon as it has run.
+        scratch += sum(problem.nbytes[v] for v in problem.outputs[op] if v not in made and v not in written)
+        for v in made:
+            resident[v] = True
+            self._live += problem.nbytes[v]
+        if self.watching:
+            self._note(scratch)
+        if self.watcher is not None:
+            for v in made:
+                self.watcher.change(v, 1, 0)
+            self.watcher.moment(self._ask, op, scratch)
+        during = self._live + scratch
+        if again:
+            for v in made:
+                if v not in self._pushes:
+                    self._drop_unless_answered(v)
+        else:
+            self._forget(op)
+        return during
+
+    def _forget(self, op: int) -> None:
+        """The recipe is gone, and with it what only it wanted."""
+        problem = self.problem
+        forgotten = [op]
+        self._recipe[op] = False
+        while forgotten:
+            for u in problem.inputs[forgotten.pop()]:
+                self._wants[u] -= 1
+                if not self._wants[u]:
+                    self._drop(u)
+                    maker = problem.maker[u]
+                    if self._recipe[maker] and not any(self._wants[o] for o in problem.outputs[maker]):
+                        self._recipe[maker] = False
+                        forgotten.append(maker)
+
+    def _release(self, v: int) -> None:
+        """A handle is gone."""
+        self._wants[v] -= 1
+        if not self._wants[v]:
+            self._drop(v)
+            maker = self.problem.maker[v]
+            if self._recipe[maker] and not any(self._wants[o] for o in self.problem.outputs[maker]):
+                self._forget(maker)
+
+    def _drop(self, v: int) -> None:
+        """Nothing of ours holds v any more."""
+        if not self._resident[v]:
+            return
+        self._resident[v] = False
+        stays = self._stays_until.get(v, -1) >= self._ask
+        if stays:
+            self._stay_on(v)
+        else:
+            self._live -= self.problem.nbytes[v]
+        if self.watcher is not None:
+            self.watcher.change(v, -1, int(stays))
+
+    def _drop_unless_answered(self, v: int) -> None:
+        """What was made as an intermediate is not retained, unless a handle has been given it."""
+        if not self._answered[v]:
+            self._drop(v)
+
+    def _stay_on(self, v: int) -> None:
+        """Its bytes stay, though not for us."""
+        self._natural[v] = True
+        self._leaves_after.setdefault(self.problem.natural_last_ask[v], []).append(v)
+
+    def _note(self, scratch: int = 0) -> None:
+        if self._live + scratch > self._noted_bytes:
+            self._noted_bytes = self._live + scratch
+            self.seen = [v for v in range(self.problem.n_values) if self._resident[v] or self._natural[v]]

@@ -1,0 +1,76 @@
+"""When values that are offloaded leave memory in forward, and how long ops have to wait for that.
+
+One value is written after another, in the order in which they are put, while ops go on. A value leaves once it is
+written and nobody reads it any more. Ops wait only where too many bytes would be alive otherwise, and at the end of
+forward, so that nothing is on its way in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .problem import Problem
+
+
+@dataclass(frozen=True)
+class Departures:
+    """What writing does to forward."""
+
+    ends: dict[int, int]
+    """By value: the last op while which it is in memory."""
+    written_by: dict[int, int]
+    """By op that made them: the op before which all its values are written (the number of ops: before backward)."""
+    waited_s: float
+
+
+def departures(
+    problem: Problem,
+    values: Sequence[int],
+    live_bytes: Sequence[int],
+    *,
+    room_bytes: int,
+    written_by: Mapping[int, int] | None = None,
+) -> Departures:
+    """Follow the writes of `values`, beside which `live_bytes` are alive at each op.
+
+    With `written_by` ops wait just when it says; else where more than `room_bytes` would be alive.
+    """
+    link = problem.link
+    assert link is not None
+    n = problem.n_ops
+    put_at: list[list[int]] = [[] for _ in range(n + 1)]
+    for v in values:
+        put_at[min([problem.maker[v] + 1, *problem.consumers[v][:1]])].append(v)
+    ends: dict[int, int] = {}
+    due: dict[int, int] = {}
+    on_the_way: list[tuple[int, float]] = []  # value, when it is written
+    clock = written = waited_s = 0.0
+    for i in range(n + 1):
+        for v in put_at[i]:
+            written = max(written, clock) + link.out_s(problem.nbytes[v])
+            on_the_way.append((v, written))
+        if on_the_way:
+            # Whoever still reads a value holds it: those are among `live_bytes`.
+            lingering = sum(problem.nbytes[v] for v, _ in on_the_way if problem.natural_end[v] < i)
+            staying = []
+            for v, at in on_the_way:
+                maker = problem.maker[v]
+                if written_by is not None:
+                    is_due = i >= written_by[maker]
+                else:
+                    crowded = i == n or live_bytes[i] + lingering > room_bytes
+                    is_due = maker in due or (problem.natural_end[v] < i and (at <= clock or crowded))
+                if not is_due:
+                    staying.append((v, at))
+                    continue
+                waited_s += max(0.0, at - clock)
+                clock = max(clock, at)
+                due.setdefault(maker, i)
+                ends[v] = max(i - 1, problem.natural_end[v])
+                if problem.natural_end[v] < i:
+                    lingering -= problem.nbytes[v]
+            on_the_way = staying
+        if i < n:
+            clock += problem.time_s[i]
+    return Departures(ends, due, waited_s)

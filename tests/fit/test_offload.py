@@ -1,0 +1,192 @@
+"""Plans that let values wait on a disk: exact, within the budget, as predicted, also when the disk misbehaves."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.engine import offloading
+from lowtide.engine.eviction import Pace
+from lowtide.engine.room import LEDGER
+from lowtide.planning import Link
+from lowtide.profiling.tiers import Speed
+from lowtide.stores import DiskStore
+from lowtide.stores._spill_file import SpillFile
+
+from ..engine import deep
+from ..engine.steps import assert_equal, run_step
+from ..stores.conftest import mount
+from .test_fit import fitted_steps
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[DiskStore]:
+    """A disk that is taken to be quicker than any op, so that plans use it."""
+    with DiskStore(tmp_path, threads=1) as store:
+        offloading._paces[store] = Pace(Speed(1e12, 1e12))
+        yield store
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mount(directory, "size=1m")
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every write takes this much longer."""
+    write = SpillFile.write
+
+    def slowly(self: SpillFile, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(seconds)
+        return write(self, *args, **kwargs)
+
+    monkeypatch.setattr(SpillFile, "write", slowly)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "t5"])
+def test_held_predicted_and_exact(name: str, disk: DiskStore) -> None:
+    model, batch = deep.build(name)
+    plain = run_step(model, batch)
+    limit = int(0.4 * plain.peak_bytes)
+    for step in fitted_steps(model, batch, limit, stores=disk):
+        assert_equal(plain, step)
+        assert step.peak_bytes <= limit
+    report = lowtide.report(model)
+    assert report.online_steps == 1
+    assert report.plan is not None
+    assert report.plan.offload
+    assert lowtide.report().values_offloaded > 0
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes is not None
+    assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.03 * report.measured_peak_bytes
+    assert "offloaded" in str(report.plan)
+    assert report.details().predicted_peak_bytes == report.plan.predicted_peak_bytes
+    lowtide.unfit(model)
+    gc.collect()
+    assert disk.stats().values == 0
+
+
+def test_a_disk_that_is_slower_than_expected_costs_time_only(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = deep.build("gpt2")
+    plain = run_step(model, batch)
+    slow_down(monkeypatch, 0.02)
+    limit = int(0.4 * plain.peak_bytes)
+    for step in fitted_steps(model, batch, limit, steps=3, stores=disk):
+        assert_equal(plain, step)
+        assert step.peak_bytes <= limit
+    report = lowtide.report(model)
+    assert report.plan is not None
+    assert report.plan.offload
+    lowtide.unfit(model)
+
+
+def test_a_full_disk_costs_memory_once_and_is_not_planned_with_again(small_disk: Path) -> None:
+    model, batch = deep.build("gpt2")
+    plain = run_step(model, batch)
+    LEDGER.see_everything()
+    with DiskStore(small_disk, threads=1) as store, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        offloading._paces[store] = Pace(Speed(1e12, 1e12))
+        limit = LEDGER.live_bytes + int(0.4 * plain.peak_bytes)
+        plan = lowtide.plan(model, batch, limit, stores=store)
+        assert plan.offload
+        lowtide.fit(model, plan=plan, stores=store, codecs=None)
+        for _ in range(4):
+            assert_equal(plain, run_step(model, batch))
+        report = lowtide.report(model)
+        assert store.stats().fallbacks > 0
+        assert any("No space left" in str(w.message) or "could not be written" in str(w.message) for w in told)
+        assert report.plan is not None
+        assert not report.plan.offload
+        lowtide.unfit(model)
+
+
+def test_a_plan_needs_its_store(disk: DiskStore) -> None:
+    model, batch = deep.build("gpt2")
+    LEDGER.see_everything()
+    plain = lowtide.plan(model, batch, 2**60).plain_peak_bytes
+    plan = lowtide.plan(model, batch, int(0.5 * plain), stores=disk)
+    assert plan.offload
+    with pytest.raises(lowtide.LowtideError, match=r"wait on the disk.*stores=\('disk',\)"):
+        lowtide.fit(model, plan=plan)
+
+
+def test_an_exception_in_forward_leaves_nothing_on_the_disk(disk: DiskStore) -> None:
+    class Fails(nn.Module):
+        fail = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(256, 256), nn.Tanh())))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layers(x)
+            if self.fail:
+                raise RuntimeError("no")
+            return x.square().mean()
+
+    model, x = Fails(), torch.randn(512, 256)
+    LEDGER.see_everything()
+    plain = lowtide.plan(model, x, 2**60).plain_peak_bytes
+    plan = lowtide.plan(model, x, int(0.8 * plain), stores=disk)
+    assert plan.offload
+    lowtide.fit(model, plan=plan, stores=disk, codecs=None)
+    model.fail = True
+    with pytest.raises(RuntimeError, match="no"):
+        model(x)
+    gc.collect()
+    assert disk.stats().values == 0
+    model.fail = False
+    model(x).backward()
+    assert lowtide.report().values_offloaded > 0
+    gc.collect()
+    assert disk.stats().values == 0
+    lowtide.unfit(model)
+
+
+def test_what_is_overwritten_while_it_is_being_written_is_waited_for(
+    disk: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain PyTorch refuses this program; a value that waits elsewhere gives the gradient, never a wrong one."""
+    x = torch.randn(512, 256, requires_grad=True)
+    expected = torch.autograd.grad(x.exp().sum(), x)[0]
+
+    class Model(nn.Module):
+        overwrites = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.exp()
+            loss = y.sum()
+            with torch.no_grad():
+                (y if self.overwrites else torch.empty_like(y)).mul_(0)
+            return loss + x.sum() * 0
+
+    model = Model()
+    LEDGER.see_everything()
+    plan = lowtide.plan(model, x, 2**60)
+    exp = plan.op_names.index("aten.exp.default")
+    plan = replace(plan, offload=(exp,), written_by=(len(plan.keep),), link=Link("disk", 1e9, 1e9))
+    slow_down(monkeypatch, 0.3)
+    for overwrites in (False, True):
+        model.overwrites = overwrites
+        lowtide.fit(model, plan=plan, stores=disk, codecs=None)
+        x.grad = None
+        model(x).backward()
+        assert lowtide.report().values_offloaded == 1
+        assert torch.equal(x.grad, expected)
+        lowtide.unfit(model)
