@@ -10,7 +10,7 @@ from typing import Any
 
 from .._errors import BudgetError
 from .._units import format_bytes
-from ..planning import Plan, solve
+from ..planning import Link, Plan, solve
 from ..reporting.report import Report
 from ..trace import Trace
 from ._answers import save
@@ -70,13 +70,21 @@ def draw(report: Report, outputs: Outputs) -> None:
         save(outputs.png, report.save_png)
 
 
-def fits(subject: Subject, budget: int, deadline_s: float, teller: Teller) -> Fits:
+@dataclass(frozen=True)
+class Search:
+    """How plans are looked for: how long, and whether values may wait in a store."""
+
+    deadline_s: float
+    link: Link | None = None
+
+
+def fits(subject: Subject, budget: int, search: Search, teller: Teller) -> Fits:
     """The plan, or `BudgetError` with the smallest budget that works."""
     trace = subject.trace(teller, limit=budget)
-    return _planned(trace, budget, deadline_s, teller)
+    return _planned(trace, budget, search, teller)
 
 
-def largest_batch(subject: Subject, budget: int, deadline_s: float, teller: Teller) -> Fits:
+def largest_batch(subject: Subject, budget: int, search: Search, teller: Teller) -> Fits:
     """The largest batch for which there is a plan: doubling, then bisection.
 
     Each is profiled within the budget and planned. One that the online budget cannot run counts as too large, so
@@ -88,7 +96,7 @@ def largest_batch(subject: Subject, budget: int, deadline_s: float, teller: Tell
     def works(batch: int) -> bool:
         nonlocal best
         try:
-            found = _planned(subject.trace_within(teller, budget, batch), budget, deadline_s, teller)
+            found = _planned(subject.trace_within(teller, budget, batch), budget, search, teller)
         except BudgetError as error:
             log.info("batch %d does not fit: %s", batch, error)
             tried.append(Tried(batch, fits=False))
@@ -102,7 +110,7 @@ def largest_batch(subject: Subject, budget: int, deadline_s: float, teller: Tell
     largest = search_largest(works, subject.batch or 1)
     if best is None:
         # Not even one sample. Without the limit there may be a plan still, or a budget that works.
-        best = _planned(subject.trace(teller, limit=budget, batch=1), budget, deadline_s, teller)
+        best = _planned(subject.trace(teller, limit=budget, batch=1), budget, search, teller)
         largest = 1
     return Fits(best.plan, best.report, largest, tuple(tried))
 
@@ -128,7 +136,7 @@ def said_of(subject: Subject, answer: Fits) -> str:
     """The answer in a sentence or two."""
     plan = answer.plan
     more = 100 * (plan.predicted_step_s / plan.plain_step_s - 1) if plan.plain_step_s > 0 else 0.0
-    cost = f"with {more:.1f} % more time" if plan.recomputed else "with everything kept"
+    cost = f"with {more:.1f} % more time" if plan.recomputed or plan.offload else "with everything kept"
     batch = answer.batch or subject.batch
     state = "" if subject.optimizer == "none" else f", state of {subject.optimizer} included"
     sentence = (
@@ -146,7 +154,7 @@ def _shown(one: Tried) -> str:
     return f"{one.batch} ({format_bytes(one.peak_bytes)})" if one.peak_bytes is not None else f"{one.batch} (no)"
 
 
-def _planned(trace: Trace, budget: int, deadline_s: float, teller: Teller) -> Fits:
+def _planned(trace: Trace, budget: int, search: Search, teller: Teller) -> Fits:
     teller.phase("planning")
-    plan = solve(trace, budget, deadline_s=deadline_s, progress=teller.say)
+    plan = solve(trace, budget, link=search.link, deadline_s=search.deadline_s, progress=teller.say)
     return Fits(plan, Report.of(trace, plan))

@@ -27,6 +27,17 @@ def size(ctx: click.Context, param: click.Parameter, value: str) -> int:
         raise click.BadParameter(str(error), ctx, param) from error
 
 
+def store_option(command: F) -> F:
+    """Where values may wait between forward and backward."""
+    return click.option(
+        "--store",
+        type=click.Choice(("device", "host", "disk")),
+        default="device",
+        show_default=True,
+        help="Where values may wait between forward and backward, if that is quicker than making them again.",
+    )(command)
+
+
 def new_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """A file to be written, in a directory that is there: better known before an hour of work than after it."""
     if value is not None and value != "-":

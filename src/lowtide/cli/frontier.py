@@ -7,16 +7,25 @@ from typing import Any
 import click
 
 from ._failing import PlainCommand
-from ._options import PRESET_LIST, choice_and_outputs, deadline_option, model_options, output_options, talk_options
+from ._options import (
+    PRESET_LIST,
+    choice_and_outputs,
+    deadline_option,
+    model_options,
+    output_options,
+    store_option,
+    talk_options,
+)
 
 
 @click.command(cls=PlainCommand, epilog=PRESET_LIST)
 @model_options
 @click.option("--points", type=click.IntRange(min=2), default=12, show_default=True, help="How many plans to make.")
+@store_option
 @deadline_option(10.0, "To search for each plan.")
 @output_options
 @talk_options
-def frontier(points: int, deadline: float, quiet: bool, verbose: int, **options: Any) -> None:
+def frontier(points: int, store: str, deadline: float, quiet: bool, verbose: int, **options: Any) -> None:
     """Time against memory: what every budget costs, from the smallest that works to everything kept.
 
     One step is run and profiled without a limit; then plans are made. Beside each stands the lower bound, which
@@ -32,6 +41,7 @@ def frontier(points: int, deadline: float, quiet: bool, verbose: int, **options:
     choice, outputs = choice_and_outputs(options)
 
     from .._plan import frontier_of
+    from ..fitting.solving import link_named
     from ..planning import solve
     from ..reporting.report import Report
     from ._answers import check_can_draw, save, show, write_json
@@ -41,12 +51,13 @@ def frontier(points: int, deadline: float, quiet: bool, verbose: int, **options:
     check_can_draw(outputs)
     with telling(quiet=quiet, verbosity=verbose) as teller:
         trace = find_subject(choice).trace(teller)
+        link = link_named(store)
         teller.phase(f"making {points} plans", total=points)
-        found = frontier_of(trace, points, deadline_s=deadline, progress=teller.done)
+        found = frontier_of(trace, points, link=link, deadline_s=deadline, progress=teller.done)
         if outputs.html is not None:
             middle = found.points[len(found.points) // 2]
             teller.phase("drawing")
-            report = Report.of(trace, solve(trace, middle.budget_bytes, deadline_s=deadline), found)
+            report = Report.of(trace, solve(trace, middle.budget_bytes, link=link, deadline_s=deadline), found)
             save(outputs.html, report.save_html)
     show(outputs, str(found))
     write_json(outputs, found.to_json())

@@ -14,6 +14,7 @@ from ._options import (
     model_options,
     output_options,
     size,
+    store_option,
     talk_options,
 )
 
@@ -22,6 +23,7 @@ from ._options import (
 @model_options
 @click.option("--budget", callback=size, required=True, metavar="SIZE", help="A number and a unit: 8GiB, 500MB.")
 @click.option("--max-batch", is_flag=True, help="Find the largest batch within the budget, starting at the usual one.")
+@store_option
 @deadline_option(20.0, "To search for a plan; with --max-batch for each.")
 @output_options
 @talk_options
@@ -31,6 +33,7 @@ def plan(
     /,
     budget: int,
     max_batch: bool,
+    store: str,
     deadline: float,
     quiet: bool,
     verbose: int,
@@ -53,8 +56,10 @@ def plan(
       lowtide plan train:build --budget 8GiB --loss train:loss --json plan.json
       lowtide plan --hf config.json --batch 4 --seq 512 --budget 6GiB --html plan.html
       lowtide plan --preset vit-small --budget 2GiB --max-batch
+      lowtide plan --preset gpt2-tiny --budget 48MiB --store disk
 
-    The JSON is the plan itself: lowtide.fit(model, plan=lowtide.Plan.load("plan.json")) obeys it.
+    The JSON is the plan itself: lowtide.fit(model, plan=lowtide.Plan.load("plan.json")) obeys it (with
+    stores=("disk",), if it was made with --store disk).
 
     \b
     Exit codes: 0 it fits, 3 it does not (the smallest budget that works is said),
@@ -63,20 +68,22 @@ def plan(
     choice, outputs = choice_and_outputs(options)
 
     from .._errors import BudgetError
+    from ..fitting.solving import link_named
     from ._answers import check_can_draw, refusal, show, write_json
-    from ._asking import Fits, fits, largest_batch, said_of
+    from ._asking import Fits, Search, fits, largest_batch, said_of
     from ._progress import telling
     from ._subject import find_subject
 
     check_can_draw(outputs)
     with telling(quiet=quiet, verbosity=verbose) as teller:
         subject = find_subject(choice, sized=max_batch)
+        search = Search(deadline, link_named(store))
         answer: Fits | BudgetError
         try:
             if max_batch:
-                answer = largest_batch(subject, budget, deadline, teller)
+                answer = largest_batch(subject, budget, search, teller)
             else:
-                answer = fits(subject, budget, deadline, teller)
+                answer = fits(subject, budget, search, teller)
         except BudgetError as error:
             answer = error
     if isinstance(answer, BudgetError):

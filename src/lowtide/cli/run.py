@@ -11,20 +11,12 @@ from ..running.ending import Ending
 from ..running.program import Program
 from ..running.settings import Settings
 from ._failing import PlainCommand
-from ._options import new_file, size
-
-STORES = ("device", "host", "disk")
+from ._options import new_file, size, store_option
 
 
 @click.command(cls=PlainCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--budget", required=True, callback=size, metavar="SIZE", help='For all live tensors, such as "8GiB".')
-@click.option(
-    "--store",
-    type=click.Choice(STORES),
-    default="device",
-    show_default=True,
-    help="Where values may wait in steps that have no plan yet.",
-)
+@store_option
 @click.option("--report", callback=new_file, metavar="FILE.html", help="Write a page about the plan at exit.")
 @click.option("--cache", type=click.Path(file_okay=False), metavar="DIR", help="Keep plans there for the next run.")
 @click.option("--quiet", "-q", is_flag=True, help="No summary at exit.")

@@ -176,7 +176,7 @@ class Fitted:
         """Whether everything is kept, and steps of this kind have shown that they go as planned."""
         spare = self.limit_bytes - plan.predicted_peak_bytes - kind.grown_bytes
         trusted = kind.obeyed >= _TRUSTED_AFTER and kind.left == 0
-        return trusted and not plan.recomputed and spare >= _AMPLE * self.limit_bytes
+        return trusted and not plan.recomputed and not plan.offload and spare >= _AMPLE * self.limit_bytes
 
     def _plan_for(self, kind: Kind, outside: int) -> Plan | None:
         """The plan for a step that begins with so many bytes alive; None where there is none yet."""

@@ -13,6 +13,7 @@ from typing import Any
 from ..engine.offloading import pace_of
 from ..planning import Link, Plan, solve
 from ..stores import Store
+from ..stores.names import resolve
 from ..trace import Trace
 
 log = logging.getLogger("lowtide")
@@ -46,6 +47,11 @@ def link_to(store: Store | None) -> Link | None:
     if store is None or pace is None or store.stats().fallbacks:
         return None
     return Link(store.tier, pace.speed.out_bytes_per_s, pace.speed.in_bytes_per_s)
+
+
+def link_named(name: str) -> Link | None:
+    """The link to the store of this name: "disk"."""
+    return link_to(resolve(name))
 
 
 @contextlib.contextmanager

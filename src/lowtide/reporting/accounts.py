@@ -22,8 +22,16 @@ class ModuleAccount:
     values_recomputed: int = 0
     recomputed_bytes: int = 0
     """Saved by autograd in plain PyTorch, and made again here."""
+    values_offloaded: int = 0
+    offloaded_bytes: int = 0
+    """In the store between forward and backward."""
     replays: int = 0
     recompute_s: float = 0.0
+
+    @property
+    def saved_bytes(self) -> int:
+        """What backward needs of it, however it gets it."""
+        return self.kept_bytes + self.recomputed_bytes + self.offloaded_bytes
 
     def __add__(self, other: ModuleAccount) -> ModuleAccount:
         return ModuleAccount(
@@ -34,6 +42,8 @@ class ModuleAccount:
             self.kept_bytes + other.kept_bytes,
             self.values_recomputed + other.values_recomputed,
             self.recomputed_bytes + other.recomputed_bytes,
+            self.values_offloaded + other.values_offloaded,
+            self.offloaded_bytes + other.offloaded_bytes,
             self.replays + other.replays,
             self.recompute_s + other.recompute_s,
         )
@@ -43,7 +53,9 @@ def account_modules(timeline: Timeline) -> tuple[ModuleAccount, ...]:
     """One account for each kind of module, those with the most bytes first."""
     trace, keep, simulation = timeline.trace, timeline.keep, timeline.simulation
     problem = Problem(trace)
-    held = frozenset(Simulator(problem).held_into_backward(keep, simulation.written_by))
+    simulator = Simulator(problem)
+    held = frozenset(simulator.held_into_backward(keep, simulation.written_by))
+    away = frozenset(simulator.held_elsewhere(keep, simulation.written_by))
     paths: dict[str, set[str]] = {}
     accounts: dict[str, ModuleAccount] = {}
     for j, op in enumerate(trace.ops):
@@ -51,8 +63,12 @@ def account_modules(timeline: Timeline) -> tuple[ModuleAccount, ...]:
         paths.setdefault(kind, set()).add(op.module)
         kept = [problem.nbytes[v] for v in problem.outputs[j] if v in held]
         remade = [] if keep[j] else [problem.nbytes[v] for v in problem.outputs[j] if problem.saved[v]]
+        moved = [problem.nbytes[v] for v in problem.outputs[j] if v in away]
         replays = simulation.replays[j]
-        one = ModuleAccount(kind, 0, 1, len(kept), sum(kept), len(remade), sum(remade), replays, replays * op.time_s)
+        one = ModuleAccount(
+            kind, 0, 1, len(kept), sum(kept), len(remade), sum(remade), len(moved), sum(moved),
+            replays, replays * op.time_s,
+        )  # fmt: skip
         accounts[kind] = accounts[kind] + one if kind in accounts else one
     rows = [replace(account, modules=len(paths[kind])) for kind, account in accounts.items()]
-    return tuple(sorted(rows, key=lambda row: -(row.kept_bytes + row.recomputed_bytes)))
+    return tuple(sorted(rows, key=lambda row: -row.saved_bytes))

@@ -15,10 +15,10 @@ from .bands import OUTSIDE, stack_by_kind, stack_by_module
 from .charts import stack_chart, swatch
 from .frontier_chart import frontier_chart
 from .markup import Markup, join, tag
-from .palette import COLOURS, Colour, colours_by_kind, colours_by_module
+from .palette import COLOURS, colours_by_kind, colours_by_module
 from .report import Report
 from .summary import FRONTIER_CAPTION, KINDS_CAPTION, MODULES_CAPTION, headlines, peak_sentence
-from .terminal import module_cells, shorten
+from .terminal import module_cells, module_columns, shorten
 
 _MOST_ROWS = 40
 _COLUMNS = 320
@@ -118,26 +118,24 @@ def _comparisons(report: Report) -> Markup:
 
 
 def _modules(modules: tuple[ModuleAccount, ...]) -> Markup:
-    kept, recomputed = (next(c for c in COLOURS if c.name == name) for name in ("kept", "recomputed"))
-    most = max(1, *(row.kept_bytes + row.recomputed_bytes for row in modules))
-    names = ("modules", "ops", "values kept", "bytes", "values recomputed", "bytes", "replays", "recompute time", "")
+    colours = {c.name: c for c in COLOURS}
+    shown = {"kept": "held from forward into backward", "recomputed": "saved by plain PyTorch, made again here"}
+    offloads = any(row.offloaded_bytes for row in modules)
+    if offloads:
+        shown["offloaded"] = "in the store between forward and backward"
+    most = max(1, *(row.saved_bytes for row in modules))
     rows = [
-        (row.name or OUTSIDE, *module_cells(row), _bar(row, most, kept, recomputed))
-        for row in shorten(modules, _MOST_ROWS)
+        (row.name or OUTSIDE, *module_cells(row, offloads), _bar(row, most)) for row in shorten(modules, _MOST_ROWS)
     ]
-    legend = tag(
-        "ul",
-        {"class": "lt-legend"},
-        tag("li", None, swatch(kept), tag("span", None, "held from forward into backward")),
-        tag("li", None, swatch(recomputed), tag("span", None, "saved by plain PyTorch, made again here")),
-    )
-    return join(_table(names, rows), legend)
+    meanings = (tag("li", None, swatch(colours[name]), tag("span", None, meaning)) for name, meaning in shown.items())
+    return join(_table(("modules", *module_columns(offloads), ""), rows), tag("ul", {"class": "lt-legend"}, *meanings))
 
 
-def _bar(row: ModuleAccount, most: int, kept: Colour, recomputed: Colour) -> Markup:
+def _bar(row: ModuleAccount, most: int) -> Markup:
+    by_kind = {"kept": row.kept_bytes, "offloaded": row.offloaded_bytes, "recomputed": row.recomputed_bytes}
     parts = [
-        tag("i", {"style": f"width:{100 * nbytes / most:.1f}%;background:var(--{colour.name})"})
-        for nbytes, colour in ((row.kept_bytes, kept), (row.recomputed_bytes, recomputed))
+        tag("i", {"style": f"width:{100 * nbytes / most:.1f}%;background:var(--{name})"})
+        for name, nbytes in by_kind.items()
         if nbytes
     ]
     return tag("div", {"class": "lt-bar"}, *parts)

@@ -23,6 +23,7 @@ _KINDS = {
     "gradients": Colour("gradients", "#d99a2b", "#d9a441"),
     "kept": Colour("kept", "#2f77c2", "#4a92dd"),
     "recomputed": Colour("recomputed", "#23a094", "#2fb5a7"),
+    "offloaded": Colour("offloaded", "#8a63c9", "#a283dd"),
     "temporary": Colour("temporary", "#e3a3ad", "#a8606d"),
     "other": _GREY,
 }

@@ -34,11 +34,14 @@ FRONTIER_CAPTION = (
 
 
 def headlines(report: Report) -> tuple[Headline, ...]:
-    """The plan in five numbers."""
+    """The plan in a few numbers."""
     plan, peak, step_s = report.plan, report.predicted_peak_bytes, report.predicted_step_s
     plain_s = plan.plain_step_s
     slower = f"{100 * (step_s / plain_s - 1):.1f} % more than {format_time(plain_s)}" if plain_s > 0 else ""
     again = f", {len(plan.again):,} ops more than once" if plan.again else ""
+    moved = sum(row.offloaded_bytes for row in report.modules)
+    waited_s = report.timeline.simulation.waited_s
+    store = f"to the {plan.link.tier} and back; {format_time(waited_s)} of waiting for it" if plan.link else ""
     return (
         Headline("peak", format_bytes(peak), _share(peak, plan.plain_peak_bytes, "without a plan")),
         Headline("budget", format_bytes(plan.budget_bytes), f"{format_bytes(plan.budget_bytes - peak)} left free"),
@@ -49,6 +52,7 @@ def headlines(report: Report) -> tuple[Headline, ...]:
             f"{len(plan.recomputed):,} ops",
             f"of {len(plan.keep):,}; {report.timeline.simulation.replayed_ops:,} replays{again}",
         ),
+        *([Headline("offload", format_bytes(moved), store)] if plan.offload else []),
     )
 
 

@@ -61,10 +61,11 @@ def _kinds(report: Report) -> Table:
 def _modules(modules: tuple[ModuleAccount, ...]) -> Table:
     table = _table("values by module")
     table.add_column("modules", overflow="fold")
-    for name in ("ops", "kept", "bytes", "recomputed", "bytes", "replays", "time"):
+    offloads = any(row.offloaded_bytes for row in modules)
+    for name in module_columns(offloads):
         table.add_column(name, justify="right", no_wrap=True)
     for row in shorten(modules, _MOST_ROWS):
-        table.add_row(Text(row.name or OUTSIDE), *module_cells(row))
+        table.add_row(Text(row.name or OUTSIDE), *module_cells(row, offloads))
     return table
 
 
@@ -92,12 +93,27 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def module_cells(row: ModuleAccount) -> tuple[str, ...]:
+def module_columns(offloads: bool) -> tuple[str, ...]:
+    """What the numbers of an account are; where nothing is offloaded nothing is said of it."""
+    return (
+        "ops",
+        "kept",
+        "bytes",
+        *(("offloaded", "bytes") if offloads else ()),
+        "recomputed",
+        "bytes",
+        "replays",
+        "time",
+    )
+
+
+def module_cells(row: ModuleAccount, offloads: bool) -> tuple[str, ...]:
     """The numbers of one account as text, without its name."""
     return (
         f"{row.ops:,}",
         f"{row.values_kept:,}",
         format_bytes(row.kept_bytes),
+        *((f"{row.values_offloaded:,}", format_bytes(row.offloaded_bytes)) if offloads else ()),
         f"{row.values_recomputed:,}",
         format_bytes(row.recomputed_bytes),
         f"{row.replays:,}",
