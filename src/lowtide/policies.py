@@ -63,7 +63,17 @@ class Policy:
     layers: Any = None
     """The layers to use, for rules with `needs_layers`; None finds the repeated blocks."""
     always: Decision | None = None
-    """The answer, where it is the same for every op."""
+    """The answer, where it is the same for every op. A class with a `decide` of its own has to say it anew."""
+    by_place: bool = False
+    """Whether `decide` reads nothing but `name`, `module`, `layer` and `outside_layers`, so that an answer may be
+    remembered instead of asked for again. A class with a `decide` of its own has to say so itself."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for promise in ("always", "by_place"):
+            first = next(kind for kind in cls.__mro__ if promise in vars(kind) or "decide" in vars(kind))
+            if promise not in vars(first):  # it was promised of another decide
+                setattr(cls, promise, getattr(Policy, promise))
 
     def decide(self, op: OpInfo) -> Decision:
         """Keep or recompute what `op` made."""
@@ -89,6 +99,7 @@ class KeepAll(Policy):
     """Keep everything: plain PyTorch. Memory O(a), no extra time."""
 
     always = Decision.KEEP
+    by_place = True
 
     def decide(self, op: OpInfo) -> Decision:
         """Keep."""
@@ -105,6 +116,7 @@ class KeepNone(Policy):
     """
 
     always = Decision.RECOMPUTE
+    by_place = True
 
     def decide(self, op: OpInfo) -> Decision:
         """Recompute."""
@@ -122,6 +134,7 @@ class EveryN(Policy):
     n: int
     layers: Any = None
     needs_layers = True
+    by_place = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
@@ -225,6 +238,7 @@ class SaveOps(Policy):
     ops: tuple[Any, ...]
     layers: Any = None
     needs_layers = True
+    by_place = True
     _names: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     def __init__(self, ops: Iterable[Any] | str, layers: Any = None) -> None:
@@ -294,6 +308,11 @@ class _Pair(Policy):
         return self.first.needs_layers or self.second.needs_layers
 
     @property
+    def by_place(self) -> bool:  # type: ignore[override]
+        """If both are."""
+        return self.first.by_place and self.second.by_place
+
+    @property
     def layers(self) -> Any:
         """The first that names any."""
         return self.first.layers if self.first.layers is not None else self.second.layers
@@ -306,6 +325,8 @@ class _Pair(Policy):
 @dataclass(frozen=True)
 class EitherKeeps(_Pair):
     """`a | b`: keep what either keeps."""
+
+    by_place = _Pair.by_place
 
     def decide(self, op: OpInfo) -> Decision:
         """Keep if one says so."""
@@ -320,6 +341,8 @@ class EitherKeeps(_Pair):
 @dataclass(frozen=True)
 class BothKeep(_Pair):
     """`a & b`: keep what both keep."""
+
+    by_place = _Pair.by_place
 
     def decide(self, op: OpInfo) -> Decision:
         """Recompute if one says so."""

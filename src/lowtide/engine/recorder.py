@@ -8,7 +8,6 @@ is written out flat, and what is rare is elsewhere.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any
 
@@ -24,13 +23,11 @@ from .overwriting import Written, tensors_of
 from .replay import Handle
 from .tape import Tape
 from .torch_private import graph_task, is_wrapper, never_compile, storage_key, version_of
-from .values import UNWATCHED, Kept, Origin, Recipe, Ref, StorageTable, Tensor, Value, Write
+from .values import UNWATCHED, Kept, Origin, Place, Recipe, Ref, StorageTable, Tensor, Value, Write
 from .verification import Verifier
 
 KEEP, RECOMPUTE = Decision.KEEP, Decision.RECOMPUTE
-_op_info = functools.partial(
-    tuple.__new__, OpInfo
-)  # in the order of its fields; a fifth of the time that keywords take
+_new_tuple = tuple.__new__  # an OpInfo from its fields in order: a fifth of the time that keywords take
 # Position among the results, the result, its storage, the storage's key.
 Fresh = tuple[int, Tensor, torch.UntypedStorage, int]
 
@@ -61,6 +58,9 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         self._always = policy.always
         self._needs_cost = policy.needs_cost
         self._answer = policy.function if type(policy) is ByCallable else policy.decide
+        # What was answered before, by the op's name and place, where that is all that an answer depends on.
+        remembers = policy.by_place and not policy.needs_cost
+        self._answers: dict[tuple[str, Place], Decision] | None = {} if remembers else None
 
     # -- ops ------------------------------------------------------------------------------------------
 
@@ -93,7 +93,8 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if self._needs_cost:
             out, cost_us = timed_call(func, args, kwargs)
         else:
-            out, cost_us = facts.call(*args, **kwargs), 0.0
+            # An empty dict of keywords would be unpacked and looked through all the same.
+            out, cost_us = facts.call(*args, **kwargs) if kwargs else facts.call(*args), 0.0
         if type(out) is Tensor and not writes:
             try:
                 storage = out.untyped_storage()
@@ -154,18 +155,23 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         tape = self.tape
         number = tape.ops
         tape.ops = number + 1
-        origin = Origin(number, facts, self.where.place)
+        place = self.where.place
+        origin = Origin(number, facts, place)
         decision, recompute_us = self._always, 0.0
+        if decision is None and self._answers is not None:
+            decision = self._answers.get((facts.name, place))
         if decision is None:
-            path, layer, _, outside_layers = origin.place
             nbytes = fresh[0][2].nbytes() if len(fresh) == 1 and not writes else _bytes_made(fresh, writes)
-            info = _op_info(
-                (number, facts.name, path, layer, outside_layers, nbytes, cost_us, 0.0, facts.func, args, kwargs)
-            )
-            if self._needs_cost:
-                info = self._with_costs(info)
-                recompute_us = info.recompute_us
+            path, layer, _, outside_layers = place
+            told = (number, facts.name, path, layer, outside_layers, nbytes, cost_us, 0.0, facts.func, args, kwargs)
+            info = _new_tuple(OpInfo, told)
+            if self._needs_cost:  # by the policy's own account, alone and with all that a replay would run before it
+                own_us = self.policy.own_cost_us(info, cost_us)
+                recompute_us = own_us + self._cost_of_inputs(args, kwargs)
+                info = info._replace(cost_us=own_us, recompute_us=recompute_us)
             decision = self._answer(info)
+            if self._answers is not None:
+                self._answers[facts.name, place] = decision
         elif self._needs_cost:
             recompute_us = cost_us
         recipe = None
@@ -193,12 +199,6 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if recipe is not None and self.verifier is not None:
             self.verifier.check(recipe, args, kwargs, out, writes)
         return recipe
-
-    def _with_costs(self, info: OpInfo) -> OpInfo:
-        """What the op costs by the policy's own account, alone and with all that a replay would run before it."""
-        own_us = self.policy.own_cost_us(info, info.cost_us)
-        inputs_us = self._cost_of_inputs(info.args, info.kwargs)
-        return info._replace(cost_us=own_us, recompute_us=own_us + inputs_us)
 
     def _cost_of_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         """What would have to be replayed before an op with these arguments (an upper bound)."""
@@ -279,13 +279,12 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         storage, value = self._known(tensor)
         if storage is None:
             raise _ForeignArgumentError(f"it takes a {type(tensor).__name__} that the engine does not understand")
-        if value is None or (value.tensor is not None and value.version not in (UNWATCHED, version_of(value.tensor))):
-            value = Value(None, storage.nbytes(), None)
-            value.hold(tensor, storage)
-            self.table.put(storage, value)
-        elif value.tensor is None and (
-            value.recipe is None or value.blank or (self.where.place.keeps_inputs and self._is_boundary(value))
-        ):
+        if value is None:
+            value = self.table.put_source(tensor, storage)
+        elif (held := value.tensor) is not None:
+            if value.version != UNWATCHED and value.version != version_of(held):
+                value = self.table.put_source(tensor, storage)
+        elif value.recipe is None or value.blank or (self.where.place.keeps_inputs and self._is_boundary(value)):
             self._keep(value, tensor, storage)
         value.claims += 1
         return Ref(value, tensor)

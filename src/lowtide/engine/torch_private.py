@@ -5,6 +5,7 @@ They move between releases; `tests/engine/test_torch_private.py` says which one 
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -31,7 +32,7 @@ def watched_alias(tensor: torch.Tensor) -> torch.Tensor:
     Below autograd a plain `detach()` would start a new counter and hide later writes (Rule 11), and the
     tensor itself would hold on to its graph, which may hold us (Rule 4).
     """
-    if not tensor.requires_grad or tensor.is_leaf:
+    if tensor.is_leaf:
         return tensor  # it has no history
     with torch._C._SetExcludeDispatchKeyGuard(_ADINPLACE, False):
         return watched_alias_above_kernels(tensor)
@@ -39,16 +40,15 @@ def watched_alias(tensor: torch.Tensor) -> torch.Tensor:
 
 def watched_alias_above_kernels(tensor: torch.Tensor) -> torch.Tensor:
     """The same, a third of the time, where it is not called from inside an op (a pack hook is not)."""
-    if not tensor.requires_grad or tensor.is_leaf:
+    if tensor.is_leaf:
         return tensor
     if type(tensor) is not torch.Tensor:
         return tensor.detach()  # a wrapper has to detach itself
     return new_alias(tensor)
 
 
-def new_alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor over the same memory, without history: a detach that no dispatch mode sees."""
-    return torch.Tensor._make_subclass(torch.Tensor, tensor)
+new_alias: Callable[[torch.Tensor], torch.Tensor] = functools.partial(torch.Tensor._make_subclass, torch.Tensor)
+"""Another tensor over the same memory, without history: a detach that no dispatch mode sees."""
 
 
 _storage_users: Callable[[int], int] = torch._C._storage_Use_Count

@@ -88,10 +88,14 @@ class Value:
 
     def hold(self, tensor: Tensor, storage: torch.UntypedStorage, *, for_now: bool = False) -> None:
         """Hold the user's memory from now on, and watch it (Rules 5 and 11); `for_now` it can still be made again."""
-        saved = self.alias() if self.alias is not None else None
-        self.tensor = saved if saved is not None else watched_alias(tensor)
-        # Inference tensors count no versions, and cannot be written where it would matter.
-        self.version = UNWATCHED if tensor.is_inference() else version_of(self.tensor)
+        saved = None if self.alias is None else self.alias()
+        held = self.tensor = watched_alias(tensor) if saved is None else saved
+        try:
+            self.version = version_of(held)
+        except RuntimeError:
+            if not held.is_inference():
+                raise
+            self.version = UNWATCHED  # they count no versions, and cannot be written where it would matter
         self.address = storage.data_ptr()
         if not for_now:
             self.recipe = None
@@ -139,9 +143,9 @@ class Ref:
         self.size = tensor.size()
         self.stride = tensor.stride()
         self.offset = tensor.storage_offset()
-        self.dtype = tensor.dtype
+        dtype = self.dtype = tensor.dtype
         self.neg = tensor.is_neg()
-        self.conj = self.dtype.is_complex and tensor.is_conj()
+        self.conj = dtype.is_complex and tensor.is_conj()
 
     def over(self, base: Tensor) -> Tensor:
         """This view over the memory of `base`, which has the value's content."""
@@ -238,10 +242,10 @@ class Kept:
 
     def __init__(self, tensor: Tensor, origin: Origin | None) -> None:
         # An output comes with its history, which holds this handle: held as it is, it would never be freed.
-        if type(tensor) is not Tensor or not tensor.requires_grad:
-            self.tensor = watched_alias_above_kernels(tensor)
+        if tensor.is_leaf:
+            self.tensor = tensor
         else:
-            self.tensor = tensor if tensor.is_leaf else new_alias(tensor)
+            self.tensor = new_alias(tensor) if type(tensor) is Tensor else watched_alias_above_kernels(tensor)
         self.version = version_of(tensor)
         self.origin = origin
 
@@ -305,6 +309,13 @@ class StorageTable(dict[int, StorageEntry]):
         if key not in self:
             self.add(key, storage, value)
         self[key].put(value)
+
+    def put_source(self, tensor: Tensor, storage: torch.UntypedStorage) -> Value:
+        """What `tensor` contains now is a value from outside: held from now on, never made again."""
+        value = Value(None, storage.nbytes(), None)
+        value.hold(tensor, storage)
+        self.put(storage, value)
+        return value
 
 
 def describe(tensor: Tensor) -> str:
