@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 RESULTS = Path(__file__).parent / "results" / "peers"
-QUICK_ROUNDS = 2
+ROUNDS, QUICK_ROUNDS = 5, 2
 
 
 def say(sentence: str) -> None:
@@ -50,10 +50,12 @@ def main() -> None:
 @click.option("--quick", is_flag=True, help="Tiny models and few variants: does it run?")
 @click.option("--models", "chosen_models", help="Some of the models, with commas between.")
 @click.option("--variants", "chosen_variants", help="Some of the variants, with commas between; plain is added.")
-@click.option("--rounds", type=click.IntRange(1), help=f"Rounds of timed steps.  [7, or {QUICK_ROUNDS} with --quick]")
+@click.option(
+    "--rounds", type=click.IntRange(1), help=f"Rounds of timed steps.  [{ROUNDS}, or {QUICK_ROUNDS} with --quick]"
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where results go.")
 @click.option("--rss", is_flag=True, help="Measure resident memory too, each variant in a process of its own.")
-@click.option("--compile-seconds", type=float, help="Deadline for compiling one model in one way.  [300]")
+@click.option("--compile-seconds", type=float, help="Deadline for compiling one model in one way.  [120]")
 def run(
     quick: bool,
     chosen_models: str | None,
@@ -83,7 +85,7 @@ def run(
         raise click.UsageError(str(error)) from error
     if compile_seconds is not None:
         compiled.DEADLINE_S = compile_seconds
-    rounds = rounds or (QUICK_ROUNDS if quick else 7)
+    rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
     file = out / "results.json"
     found = running.run_models(
         {name: cases[name] for name in wanted}, ways, rounds, file, say, {"catalogue": catalogue}

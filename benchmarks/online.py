@@ -27,6 +27,7 @@ from torch import nn
 
 import lowtide
 from benchmarks.harness.machine import RESULTS, keep_freed_memory, one_quiet_thread
+from benchmarks.harness.others import H_DTR
 from benchmarks.harness.steps import base_of
 from benchmarks.harness.unets import UNet
 from benchmarks.overhead import PassThrough
@@ -94,7 +95,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Step, list[Any]]]] = {
 }
 
 VARIANTS: dict[str, Heuristic] = {
-    "h-DTR": Heuristic(wait="since used", unsaved_share=1.0),
+    "h-DTR": H_DTR,
     "h-DTR, every value looked at": Heuristic(wait="since used", unsaved_share=1.0, sample=10**9),
     "least recently used": Heuristic(wait="since used", cost=False, unsaved_share=1.0),
     "without neighbours": Heuristic(neighbours=False),

@@ -18,8 +18,9 @@ from torch._dynamo.utils import counters
 from .contract import NotApplicableError, Variant
 from .steps import Bench, Forward, StepMeter, loss_of, step
 
-DEADLINE_S = 300.0
+DEADLINE_S = 120.0
 """For compiling one model in one way."""
+_RINGS_AGAIN_S = 1.0
 _meters: list[StepMeter] = []
 _guards: Any = torch._C._dynamo.guards
 
@@ -64,7 +65,7 @@ def backend_name() -> str:
 def deadline(seconds: float) -> Iterator[None]:
     """Raise `CompileDeadlineError` in this block when the time is up. Main thread only.
 
-    Compilers wrap or swallow what is raised inside them, so it is raised again on the way out.
+    Compilers wrap or swallow what is raised inside them, so it is raised again every second, and on the way out.
     """
     late = CompileDeadlineError(f"not compiled within {seconds:g} s")
     rang = False
@@ -75,7 +76,7 @@ def deadline(seconds: float) -> Iterator[None]:
         raise late
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _RINGS_AGAIN_S)
     try:
         yield
     except Exception as error:

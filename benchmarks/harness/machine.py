@@ -14,7 +14,7 @@ ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str
 """glibc gives large blocks back to the system and faults them in again; which of them, differs from step to step
 and costs more than what is measured here. So it is told to keep them, for all variants alike."""
 RESULTS = Path(__file__).parents[1] / "results"
-PACKAGES = ("lowtide", "torch", "transformers", "numpy", "scipy")
+PACKAGES = ("lowtide", "torch", "transformers", "numpy", "scipy", "torch_remat")
 
 
 def keep_freed_memory(module: str) -> None:

@@ -1,27 +1,30 @@
-"""lowtide's ways: rules, the online budget, plans, and schedules of others obeyed by lowtide's engine."""
+"""lowtide's ways: rules, the online budget, plans."""
 
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 
 import lowtide
-from lowtide._plan import profile
-from lowtide.planning import BASELINES, Problem, Simulator, lower_bound, solve
+from lowtide.fitting import registry
+from lowtide.fitting.fitted import Fitted
+from lowtide.fitting.solving import link_to
+from lowtide.planning import solve
+from lowtide.stores.names import resolve
 
 from .contract import Budgeted, NotApplicableError, Variant
 from .peers import KEPT_BY_SAC
-from .steps import Bench, Forward, step
+from .steps import Bench, Forward
 
 SMALLEST, HALF = "smallest", "half"
 NOT_FOLLOWED = "the plan was not followed in every step"
-_STEPS_TO_A_PLAN = 3  # profiled, then two that lowtide measures
 _STEPS_MEASURED, _STEPS_TO_TRUST = 2, 6
-_ASKED_AGAIN = 2
-_UNLIMITED = 2**62
+CAUTION = 200
+UNLIMITED = 2**62
 
 
 def asked_bytes(bench: Bench, rung: str) -> int:
@@ -42,9 +45,8 @@ def asked_bytes(bench: Bench, rung: str) -> int:
 
 
 def _smallest(bench: Bench) -> int:
-    bench.reset()
     try:
-        lowtide.plan(bench.model, bench.batch, 1)
+        solve(bench.trace(), 1)
     except lowtide.BudgetError as error:
         if error.smallest_bytes is None:
             raise
@@ -80,6 +82,7 @@ class Online(Variant):
     """`with lowtide.budget(limit):` around the forward pass, with default settings; nothing is planned."""
 
     family = "lowtide online"
+    options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, name: str, rung: str) -> None:
         super().__init__(name)
@@ -95,7 +98,7 @@ class Online(Variant):
         other_bytes = bench.other_bytes
 
         def forward() -> torch.Tensor:
-            with lowtide.budget(self._asked_bytes + other_bytes):
+            with lowtide.budget(self._asked_bytes + other_bytes, **self.options):
                 return bench.loss()
 
         yield forward
@@ -104,17 +107,28 @@ class Online(Variant):
             self.budgeted.own_peak_bytes = max(room.peak_bytes - other_bytes, self.budgeted.own_peak_bytes or 0)
 
 
+def _does_something(plan: lowtide.Plan) -> bool:
+    return bool(plan.recomputed or plan.offload)
+
+
 class Obeyed(Variant):
-    """A plan, made in `prepare`, obeyed through `lowtide.fit(model, plan=plan)`."""
+    """A plan, made in `prepare`, obeyed through `lowtide.fit(model, plan=plan)`.
+
+    What `fit` knows of the model is put aside between rounds, so that lowtide learns once, as it does in training.
+    """
 
     @property
     def settling_steps(self) -> int:
         """lowtide measures two steps, and leaves those alone that keep everything once it has seen a few."""
-        return _STEPS_MEASURED if self._plan is not None and self._plan.recomputed else _STEPS_TO_TRUST
+        wanted = _STEPS_MEASURED if self._plan is not None and _does_something(self._plan) else _STEPS_TO_TRUST
+        return max(0, wanted - (self._fitted.steps if self._fitted is not None else 0))
+
+    stores: ClassVar[tuple[str, ...]] = ("device",)
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._plan: lowtide.Plan | None = None
+        self._fitted: Fitted | None = None
 
     def _adopt(self, plan: lowtide.Plan, other_bytes: int, asked: int | None) -> None:
         self._plan = plan
@@ -133,8 +147,13 @@ class Obeyed(Variant):
         other_bytes = bench.other_bytes
         asked = self.budgeted.asked_bytes
         # What others hold may have changed by some bytes since the plan was made, and is not the model's business.
-        limit = _UNLIMITED if asked is None else max(asked + other_bytes, self._plan.predicted_peak_bytes)
-        lowtide.fit(bench.model, plan=self._plan, budget=limit)
+        limit = UNLIMITED if asked is None else max(asked + other_bytes, self._plan.predicted_peak_bytes)
+        if self._fitted is None:
+            lowtide.fit(bench.model, plan=self._plan, budget=limit, stores=self.stores)
+            self._fitted = registry.state_of(bench.model)
+        else:
+            self._fitted.limit_bytes = limit
+            registry.enter(bench.model, self._fitted)
         try:
             yield bench.loss
             report = lowtide.report(bench.model)
@@ -147,16 +166,11 @@ class Obeyed(Variant):
             lowtide.unfit(bench.model)
 
     def finish(self, bench: Bench) -> None:
-        self._plan = None
+        self._plan = self._fitted = None
 
 
-class Planned(Obeyed):
-    """`lowtide.fit(model, budget=...)`: the plan that it makes after its first step, obeyed from then on.
-
-    The smallest budget is asked of `lowtide.plan`, which may profile outside of it.
-    """
-
-    family = "lowtide planned"
+class WithinRung(Obeyed):
+    """A plan for a rung of the ladder."""
 
     def __init__(self, name: str, rung: str) -> None:
         super().__init__(name)
@@ -167,57 +181,37 @@ class Planned(Obeyed):
         self.budgeted = Budgeted(asked)
         self._limit_bytes = asked + other_bytes
         bench.reset()
-        plan = self._smallest_plan(bench) if self.rung == SMALLEST else self._plan_of_fit(bench)
-        if plan is None:
-            raise NotApplicableError("no plan fits: the model trains under the online budget")
+        plan = self._made_plan(bench)
         self._adopt(plan, other_bytes, self._limit_bytes - other_bytes)
 
-    def _smallest_plan(self, bench: Bench) -> lowtide.Plan:
-        """For the budget that lowtide named, or, where it then names a larger one, for that."""
-        for _ in range(_ASKED_AGAIN):
-            try:
-                return lowtide.plan(bench.model, bench.batch, self._limit_bytes)
-            except lowtide.BudgetError as error:
-                self._limit_bytes = max(self._limit_bytes, error.smallest_bytes or 0)
-                self.note = "the smallest budget that was named first could not be met"
-        return lowtide.plan(bench.model, bench.batch, self._limit_bytes)
+    @abstractmethod
+    def _made_plan(self, bench: Bench) -> lowtide.Plan:
+        """For `_limit_bytes`; `NotApplicableError` if there is none."""
 
-    def _plan_of_fit(self, bench: Bench) -> lowtide.Plan | None:
-        lowtide.fit(bench.model, budget=self._limit_bytes)
+
+class Planned(WithinRung):
+    """The plan that `lowtide.plan(model, batch, budget)` makes, obeyed through `lowtide.fit(model, plan=plan)`.
+
+    All budgets are planned from one profile, and 1/200 of each is left free where it can be, as `fit` does.
+    """
+
+    family = "lowtide planned"
+
+    def _made_plan(self, bench: Bench) -> lowtide.Plan:
+        limit = self._limit_bytes
+        trace, link = bench.trace(), link_to(resolve(self.stores))
         try:
-            for _ in range(_STEPS_TO_A_PLAN):
-                bench.reset()
-                step(bench.loss)
-            return lowtide.report(bench.model).plan
-        finally:
-            lowtide.unfit(bench.model)
+            return solve(trace, limit, link=link, leave_free_bytes=limit // CAUTION)
+        except lowtide.BudgetError as error:
+            if self.rung != SMALLEST:
+                raise NotApplicableError(str(error).partition(": ")[2].partition(" (")[0]) from error
+            # What lives beside the model has changed by some bytes.
+            self._limit_bytes = error.smallest_bytes or 0
+            return solve(trace, self._limit_bytes, link=link)
 
 
-class Schedule(Obeyed):
-    """Decisions of `lowtide.planning.BASELINES[name]`, which look at no budget, obeyed by lowtide's engine."""
+class PlannedWithDisk(Planned):
+    """The same with `stores=("disk",)`: values may wait in a file in the system's directory for temporary files."""
 
-    family = "schedules"
-
-    def __init__(self, name: str, schedule: str) -> None:
-        super().__init__(name)
-        self.schedule = schedule
-
-    def prepare(self, bench: Bench) -> None:
-        bench.reset()
-        other_bytes = bench.other_bytes
-        trace = profile(bench.model, bench.batch)
-        simulator = Simulator(Problem(trace))
-        keep = tuple(BASELINES[self.schedule](simulator.problem))
-        judged = simulator.run(keep)
-        plan = replace(
-            solve(trace, _UNLIMITED),
-            keep=keep,
-            budget_bytes=judged.peak_bytes,
-            predicted_peak_bytes=judged.peak_bytes,
-            predicted_step_s=judged.step_s,
-            bound_step_s=min(judged.step_s, lower_bound(simulator.problem, judged.peak_bytes).step_s),
-            solver=self.schedule,
-            replayed_ops=judged.replayed_ops,
-            kinds=(),
-        )
-        self._adopt(plan, other_bytes, None)
+    family = "lowtide planned, disk"
+    stores = ("disk",)

@@ -14,7 +14,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from lowtide._plan import profile
+from lowtide.fitting.solving import shift
 from lowtide.profiling.meter import PeakMeter
+from lowtide.trace import Trace
 
 from .models import Case
 
@@ -98,6 +101,7 @@ class Bench:
         """By variant, as far as measured."""
         self.smallest_bytes: int | None = None
         """The least that the planner can do with, once asked for."""
+        self._profiled: tuple[Trace, int] | None = None
         self._parameters = list(self.model.parameters())  # a variant may put other modules around them
         self._buffers = [(b, b.detach().clone()) for b in self.model.buffers()]
 
@@ -106,6 +110,14 @@ class Bench:
         """Live tensors of the process that are not the model's or the batch's: budgets count them too."""
         self.reset()  # gradients of an earlier step are neither
         return max(0, process_bytes() - self.base_bytes)
+
+    def trace(self) -> Trace:
+        """Of a step, profiled once as `lowtide.plan` does, with what lives beside the model now."""
+        beside = self.other_bytes
+        if self._profiled is None:
+            self._profiled = profile(self.model, self.batch, verify=True), beside
+        trace, then = self._profiled
+        return shift(trace, beside - then)
 
     def loss(self) -> torch.Tensor:
         """Forward, plainly."""

@@ -27,6 +27,13 @@ TARGETS = (
     Target("at the peak of a checkpoint on every block, half of its overhead", "planned@checkpoint", "checkpoint", 0.5),
     Target("at SAC's peak, 0.3 of its overhead, or 1 %", "planned@sac", "sac", 0.3, 0.01),
     Target("at half of what plain adds, 5 %", "planned@half", of_step=0.05),
+    Target(
+        "with a disk, at the peak of a checkpoint on every block, half of its overhead",
+        "planned-disk@checkpoint",
+        "checkpoint",
+        0.5,
+    ),
+    Target("with a disk, at half of what plain adds, 5 %", "planned-disk@half", of_step=0.05),
     Target("with an ample budget, 1 %", "planned@110", of_step=0.01),
 )
 

@@ -6,8 +6,10 @@ from lowtide.planning import BASELINES
 
 from .compiled import Compiled
 from .contract import Plain, Variant
-from .ours import HALF, RULES, SMALLEST, Online, Planned, Rule, Schedule
+from .others import Dtr, Rotor, Schedule
+from .ours import HALF, RULES, SMALLEST, Online, Planned, PlannedWithDisk, Rule
 from .peers import EachBlock, SaveOnCpu, Selective, SqrtSegments
+from .remat import Remat
 
 PEERS: dict[str, type[Variant]] = {
     "plain": Plain,
@@ -15,20 +17,27 @@ PEERS: dict[str, type[Variant]] = {
     "checkpoint-sqrt": SqrtSegments,
     "sac": Selective,
     "offload": SaveOnCpu,
+    "remat": Remat,
 }
-LADDER = ("80", "60", HALF, SMALLEST)
+LADDER = ("60", HALF, SMALLEST)
 AMPLE = "110"  # more than plain takes: what lowtide costs where it is not needed
 COMPILE_SHARES = ("0.5",)
+COMPILED = ("gpt2", "bert", "resnet50")
+"""Compiling a model takes a minute or more, and once for each setting: these stand for the others."""
 STANDARD = (
     *PEERS,
     "compile",
     *(f"compile@{share}" for share in COMPILE_SHARES),
     *(f"rule:{name}" for name in RULES),
     "online@60",
+    "schedule:DTR@60",
+    "schedule:rotor@checkpoint",
     f"planned@{AMPLE}",
     *(f"planned@{rung}" for rung in LADDER),
     "planned@checkpoint",
     "planned@sac",
+    f"planned-disk@{HALF}",
+    "planned-disk@checkpoint",
 )
 QUICK = (
     "plain",
@@ -40,6 +49,7 @@ QUICK = (
     "planned@60",
     "planned@smallest",
     "planned@checkpoint",
+    "planned-disk@60",
 )
 FORMS = (
     *PEERS,
@@ -48,7 +58,10 @@ FORMS = (
     *(f"rule:{name}" for name in RULES),
     "online@RUNG",
     "planned@RUNG",
+    "planned-disk@RUNG",
     *(f"schedule:{name}" for name in BASELINES),
+    "schedule:rotor@RUNG",
+    "schedule:DTR@RUNG",
 )
 """What `named` understands. A RUNG is a percentage of plain's peak, "smallest", the name of a variant before it,
 whose peak is taken, or "half": half of what plain adds to parameters, buffers and batch."""
@@ -71,6 +84,12 @@ def named(name: str) -> Variant:
         return Online(name, setting)
     if kind == "planned" and setting:
         return Planned(name, setting)
+    if kind == "planned-disk" and setting:
+        return PlannedWithDisk(name, setting)
+    if kind == "schedule:rotor" and setting:
+        return Rotor(name, setting)
+    if kind == "schedule:DTR" and setting:
+        return Dtr(name, setting)
     kind, _, setting = name.partition(":")
     if kind == "rule" and setting in RULES:
         return Rule(name, RULES[setting])

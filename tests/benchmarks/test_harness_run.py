@@ -13,11 +13,12 @@ import pytest
 import torch
 from benchmarks.__main__ import main
 from benchmarks.harness import variants
-from benchmarks.harness.blocks import blocks, rows_of_blocks, segments_checkpointed
+from benchmarks.harness.blocks import blocks, each_block_checkpointed, rows_of_blocks, segments_checkpointed
 from benchmarks.harness.compiled import CompileDeadlineError, deadline
 from benchmarks.harness.contract import Plain, Variant
 from benchmarks.harness.machine import ALLOCATOR
 from benchmarks.harness.models import CATALOGUES, Case, gpt2, t5
+from benchmarks.harness.ours import NOT_FOLLOWED
 from benchmarks.harness.peers import CHECKPOINT
 from benchmarks.harness.records import ModelResult
 from benchmarks.harness.running import measure_model, run_models
@@ -26,6 +27,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import lowtide
+from lowtide.engine import eviction
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,6 +136,45 @@ def test_budgets_are_asked_predicted_and_measured() -> None:
         lowtide.report(bench.model)
 
 
+def test_schedules_of_others_are_followed_within_their_budget() -> None:
+    torch.set_num_threads(1)
+    bench = Bench("gpt2", gpt2(6, 64, 4, 32, 64))
+    ways = [variants.named(name) for name in ("plain", "checkpoint", "schedule:rotor@checkpoint", "schedule:DTR@60")]
+    found = measure_model(bench, ways, 2, quiet).variants
+    for name in ("schedule:rotor@checkpoint", "schedule:DTR@60"):
+        one = found[name]
+        assert one.error is None
+        assert one.exact
+        assert 0 < (one.peak_bytes or 0) <= (one.asked_bytes or 0)
+        assert NOT_FOLLOWED not in one.note
+        assert len(one.cpu_s) == 2
+    assert found["schedule:rotor@checkpoint"].asked_bytes == found["checkpoint"].peak_bytes
+    assert eviction.Heuristic() == eviction.HEURISTIC
+    with pytest.raises(lowtide.LowtideError, match="not fitted"):
+        lowtide.report(bench.model)
+
+
+def test_without_blocks_there_is_no_schedule_of_rotor() -> None:
+    found = measure_model(Bench("chain", CHAIN), [variants.named(n) for n in ("plain", "schedule:rotor@60")], 1, quiet)
+    assert "NotApplicableError: rotor finds no blocks" in (found.variants["schedule:rotor@60"].error or "")
+
+
+@pytest.mark.parametrize("case", [gpt2(4, 64, 8, 64, 64), t5(3, 64, 4, 32)], ids=lambda case: case.title[:2])
+def test_remat_computes_the_same_in_less_memory_and_leaves_nothing(case: Case) -> None:
+    pytest.importorskip("torch_remat", reason="it is optional")
+    bench = Bench("one", case)
+    plain = bench.metered(bench.loss)
+    remat = variants.named("remat")
+    remat.prepare(bench)
+    with remat.applied(bench) as forward:
+        kept = bench.metered(forward)
+    with each_block_checkpointed(bench.model, CHECKPOINT):
+        checkpointed = bench.metered(bench.loss)
+    assert kept[1] == plain[1]
+    assert checkpointed[0] < kept[0] < plain[0]
+    assert not any("forward" in vars(module) for module in bench.model.modules())
+
+
 @pytest.mark.parametrize("case", [gpt2(5, 64, 2, 16, 64), t5(4, 64, 2, 16)], ids=lambda case: case.title[:2])
 def test_segments_compute_the_same_and_leave_nothing(case: Case) -> None:
     bench = Bench("one", case)
@@ -156,7 +197,15 @@ def test_every_model_has_blocks() -> None:
 def test_names_of_variants() -> None:
     for name in (*variants.STANDARD, *variants.QUICK, "schedule:every block"):
         assert variants.named(name).name == name
-    for name in ("nonsense", "compile@2", "planned@", "rule:nothing", "schedule:none"):
+    for name in (
+        "nonsense",
+        "compile@2",
+        "planned@",
+        "rule:nothing",
+        "schedule:none",
+        "schedule:rotor@",
+        "schedule:DTR",
+    ):
         with pytest.raises(variants.UnknownVariantError, match="no such variant"):
             variants.named(name)
 
@@ -192,11 +241,21 @@ def test_the_command_names_what_does_not_exist(tmp_path: Path) -> None:
     assert "no such model: gpt5; there are gpt2, resnet50, lstm" in done.output
 
 
+def swallow_one_and_go_on() -> None:
+    with contextlib.suppress(CompileDeadlineError):
+        time.sleep(10)
+    time.sleep(10)
+
+
 def test_a_deadline_ends_what_takes_too_long_even_if_it_is_swallowed() -> None:
     with pytest.raises(CompileDeadlineError, match=r"not compiled within 0\.05 s"), deadline(0.05):
         time.sleep(10)
     with pytest.raises(CompileDeadlineError), deadline(0.05), contextlib.suppress(CompileDeadlineError):
         time.sleep(10)
+    started = time.monotonic()
+    with pytest.raises(CompileDeadlineError), deadline(0.05):
+        swallow_one_and_go_on()
+    assert time.monotonic() - started < 5
     with deadline(10):
         pass
     time.sleep(0.1)  # nothing rings later

@@ -9,7 +9,7 @@
     repair.py       making a plan fit that nearly does           describing.py  in words
     candidate.py    judged decisions                             solve.py       the front door
     backward.py     backward, simulated                          writing.py     offloading in forward, simulated
-    link.py         how fast a store is
+    link.py         how fast a store is                          rotor.py       the best schedule of a chain of blocks
 
 Data flows one way: a `Trace` comes in, a `Plan` goes out, and only the simulator says what it costs.
 """

@@ -1,10 +1,10 @@
 """The smallest budget for which we know a plan, and that plan.
 
 A search over simple schemes, each also with intermediates that are made again more than once (`again`), then
-a descent that looks at who holds the most bytes at the peak, then the mixed integer programme at ever smaller
-budgets. An upper bound on the true smallest budget, and always with a plan that the simulator accepts. Which
-plans are tried does not depend on the budget that was asked for, and nothing but the time limit is left to chance:
-so the budget that an error names is found again when it is asked for.
+a descent that looks at who holds the most bytes at the peak, then rotor's schedules and the mixed integer programme
+at ever smaller budgets. An upper bound on the true smallest budget, and always with a plan that the simulator
+accepts. Which plans are tried does not depend on the budget that was asked for, and nothing but the time limit is
+left to chance: so the budget that an error names is found again when it is asked for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .greedy import simple_schemes
 from .problem import Problem
 from .repair import ways_of
 from .repetition import find_stretches
+from .rotor import solve_rotor
 from .segments import block_cuts, even_cuts, keep_at_cuts
 from .simulator import Simulator
 
@@ -77,7 +78,7 @@ def _searched(
             break
         target = (floor + best.peak_bytes) // 2
         allowed_s = min((deadline - time.monotonic()) / 2, _PROBE_S + _PROBE_S_AN_OP * problem.n_ops)
-        tried = solve_chain(simulator, target, deadline=time.monotonic() + allowed_s)
+        tried = solve_rotor(simulator, target) or solve_chain(simulator, target, deadline=time.monotonic() + allowed_s)
         if tried is not None and _smaller(tried, best):
             best = tried
         else:

@@ -1,8 +1,8 @@
 """The planner's front door: a trace and a budget in, a plan that the simulator accepts out.
 
-Tries from cheap to dear: keep everything; a greedy plan; the programme with tied blocks; for small steps the
-plain programme; then single recomputes are undone while there is room. Where nothing fits, the search for the
-smallest peak has the last word, and `BudgetError` says what it found.
+Tries keeping everything; the programme with tied blocks; where that is not close to the bound, a greedy plan, rotor's
+schedule and, for small steps, the plain programme; then single recomputes are undone while there is room. Where
+nothing fits, the search for the smallest peak has the last word, and `BudgetError` says what it found.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .milp import solve_milp
 from .plan import Plan
 from .problem import Problem
 from .repetition import find_stretches
+from .rotor import solve_rotor
 from .simulator import Simulator, simulate
 from .smallest import smallest
 
@@ -113,6 +114,8 @@ def _search(
         # Quick schemes; what is dear about them is only worth it where the programme found nothing.
         share = 0.2 if chained is None else 0.05
         consider(solve_greedy(simulator, budget_bytes, deadline=time.monotonic() + share * deadline_s))
+        if not good_enough():  # where memory is short, blocks have to be replayed more than once
+            consider(solve_rotor(simulator, budget_bytes))
     tied = chained is None or "tied" in chained.solver
     if tied and simulator.problem.n_ops <= _PLAIN_OPS and not good_enough():
         consider(_untied(simulator, budget_bytes, best, gap, started + 0.7 * deadline_s))
