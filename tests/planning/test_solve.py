@@ -3,6 +3,7 @@
 import itertools
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -178,3 +179,15 @@ def test_budgets_and_deadlines_must_be_positive():
     for budget, deadline_s in ((0, 1.0), (-5, 1.0), (5, 0.0)):
         with pytest.raises(ArgumentError, match="must be positive"):
             solve(gpt_trace(1), budget, deadline_s=deadline_s)
+
+
+def test_the_smallest_is_found_again_after_a_fuller_profile_of_the_same_step():
+    trace = gpt_trace(6)
+    fuller = replace(
+        trace, asks=tuple(replace(a, other_bytes=a.other_bytes + (k * 7919) % 40_000) for k, a in enumerate(trace.asks))
+    )
+    assert fuller.fingerprint == trace.fingerprint
+    least = smallest(Simulator(Problem(trace)), deadline=time.monotonic() + 8)
+    smallest(Simulator(Problem(fuller)), deadline=time.monotonic() + 8)
+    again = smallest(Simulator(Problem(trace)), enough_bytes=least.peak_bytes, deadline=time.monotonic() + 8)
+    assert again.peak_bytes <= least.peak_bytes

@@ -36,36 +36,40 @@ _PROBE_S, _PROBE_S_AN_OP = 1.0, 0.004
 
 def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) -> Candidate:
     """The plan of the least peak that was found; stops early at one that needs no more than `enough_bytes`."""
-    key = simulator.problem.trace.fingerprint, simulator.problem.link is not None
-    best = _searched(simulator, _found.get(key), enough_bytes, deadline)
-    _found[key] = (list(best.keep), best.again, best.offload)
+    problem = simulator.problem
+    key = problem.trace.fingerprint, problem.link is not None
+    known = _found.setdefault(key, [])
+    best: Candidate | None = None
+    for kept, again, offload in known:
+        keep = [kept or pinned for kept, pinned in zip(kept, problem.pinned, strict=True)]
+        one = judged(simulator, keep, again, offload=offload, room_bytes=enough_bytes, solver="smallest peak")
+        best = one if one is not None and (best is None or _smaller(one, best)) else best
+    if best is None or best.peak_bytes > enough_bytes:
+        # Not from what is known on: that would find other plans the second time.
+        searched = _searched(simulator, enough_bytes, deadline)
+        if best is None or _smaller(searched, best):
+            best = searched
+            known.append((list(best.keep), best.again, best.offload))
+            del known[:-_MOST_ALIKE]
+    _found.move_to_end(key)
     while len(_found) > _MOST_FOUND:
         _found.popitem(last=False)
     return best
 
 
 _Decisions = tuple[list[bool], frozenset[int], frozenset[int]]  # keep, again, offload
-_found: OrderedDict[tuple[str, bool], _Decisions] = OrderedDict()
-"""The smallest plans found in this process, by the structure of the step: found again however busy the machine is."""
-_MOST_FOUND = 16
+_found: OrderedDict[tuple[str, bool], list[_Decisions]] = OrderedDict()
+"""The smallest plans found in this process, by the structure of the step: found again however busy the machine is.
+
+Several for one structure, since what lies beside the values differs from profile to profile.
+"""
+_MOST_FOUND, _MOST_ALIKE = 16, 4
 
 
-def _searched(
-    simulator: Simulator,
-    known: _Decisions | None,
-    enough_bytes: int,
-    deadline: float,
-) -> Candidate:
+def _searched(simulator: Simulator, enough_bytes: int, deadline: float) -> Candidate:
     problem = simulator.problem
     best = judged(simulator, problem.keep_all(), solver="keep all")
     assert best is not None  # keeping everything replays nothing
-    if known is not None:
-        kept, again_ops, offload = known
-        keep = [kept or pinned for kept, pinned in zip(kept, problem.pinned, strict=True)]
-        again = judged(simulator, keep, again_ops, offload=offload, room_bytes=enough_bytes, solver="smallest peak")
-        best = again if again is not None and _smaller(again, best) else best
-        if best.peak_bytes <= enough_bytes:
-            return best
     for keep, again_ops, offload in _schemes(problem):
         tried = judged(simulator, keep, again_ops, offload=offload, room_bytes=enough_bytes, solver="smallest peak")
         if tried is not None and _smaller(tried, best):
