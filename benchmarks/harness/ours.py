@@ -211,7 +211,10 @@ class Planned(WithinRung):
 
 
 class PlannedWithDisk(Planned):
-    """The same with `stores=("disk",)`: values may wait in a file in the system's directory for temporary files."""
+    """The same with `stores=("disk",)`: values may wait in a file in the system's directory for temporary files.
+
+    The processor's time of a step includes that of the threads that write, also where they work beside the step.
+    """
 
     family = "lowtide planned, disk"
     stores = ("disk",)

@@ -14,7 +14,7 @@ from typing import Literal
 from .noise import FLOOR, Difference, between_variants
 from .records import ModelResult
 
-OURS = ("lowtide planned", "lowtide online", "lowtide rules")
+OURS = ("lowtide planned", "lowtide planned, disk", "lowtide online", "lowtide rules")
 LADDER = "lowtide planned"
 NOT_PEERS = (*OURS, "plain", "schedules")
 SAME_PEAK = 1.001  # a budget taken from a peer's peak is met to within this

@@ -33,7 +33,14 @@ class Ferry:
 
     def takes(self, value: Value) -> bool:
         """Whether the plan wants this value to wait in the store."""
-        return value.recipe is None and value.origin is not None and value.origin.number in self._written_by
+        origin = value.origin
+        # What FSDP gathers it also frees, under the hands of whoever still reads it.
+        return (
+            value.recipe is None
+            and origin is not None
+            and origin.number in self._written_by
+            and not origin.facts.regathers
+        )
 
     def put(self, value: Value, tensor: Tensor) -> None:
         """Have a value written, unless it is already on its way."""
