@@ -15,6 +15,7 @@ from lowtide.engine.room import LEDGER
 from lowtide.planning import simulate
 
 from ..engine import deep
+from ..engine.budgets import fixed_bytes
 from ..engine.steps import assert_equal, run_step
 
 
@@ -100,3 +101,19 @@ def test_a_frontier_falls_and_is_above_its_bound(tmp_path: Path) -> None:
     figure: Any = found.plot(tmp_path / "frontier.png")
     assert (tmp_path / "frontier.png").stat().st_size > 5000
     assert len(figure.axes) == 1
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet"])
+def test_a_profile_within_a_tight_budget_is_like_a_free_one(name: str) -> None:
+    """What is replayed while it is profiled is nobody else's memory."""
+    model, batch = deep.build(name)
+    plain = run_step(model, batch)
+    free = profile(model, batch)
+    LEDGER.see_everything()
+    limit = LEDGER.live_bytes - fixed_bytes(model, batch) + int(0.5 * plain.peak_bytes)
+    tight = profile(model, batch, limit_bytes=limit)
+    replayed = lowtide.report().replayed_ops
+    assert replayed > 0
+    assert tight.fingerprint == free.fingerprint
+    assert [ask.other_bytes for ask in tight.asks] == [ask.other_bytes for ask in free.asks]
+    assert [op.other_bytes for op in tight.ops] == [op.other_bytes for op in free.ops]

@@ -213,11 +213,13 @@ class ProfilingRoom(Room):
         super().__init__(limit_bytes, store, chooser)
         self.profile = Profile()
         self._since = 0.0
+        self._answering = False
 
     def after(self, out: Any, noted: Any) -> None:
-        """Count what an op has made."""
+        """Count what an op has made. What a replay makes is no other's, and not yet known as a value."""
         super().after(out, noted)
-        self.profile.moment(self.ledger.live_bytes)
+        if not self._answering:
+            self.profile.moment(self.ledger.live_bytes)
 
     def own(self, value: Value, tensor: Tensor) -> None:
         """A value has been made again."""
@@ -227,10 +229,12 @@ class ProfilingRoom(Room):
     def asks(self) -> None:
         """A node is about to be given a value."""
         self._since = time.perf_counter()
+        self._answering = True
 
     def asked(self, value: Value) -> None:
         """Backward has asked for a value."""
         super().asked(value)
+        self._answering = False
         self.profile.asked(value, self._since, self.ledger.live_bytes)
 
 
