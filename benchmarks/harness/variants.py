@@ -22,7 +22,7 @@ PEERS: dict[str, type[Variant]] = {
 LADDER = ("60", HALF, SMALLEST)
 AMPLE = "110"  # more than plain takes: what lowtide costs where it is not needed
 COMPILE_SHARES = ("0.5",)
-COMPILED = ("gpt2", "bert", "resnet50")
+COMPILED = ("gpt2", "resnet50")
 """Compiling a model takes a minute or more, and once for each setting: these stand for the others."""
 STANDARD = (
     *PEERS,
