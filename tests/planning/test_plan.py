@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lowtide._errors import ArgumentError
-from lowtide.planning import BASELINES, Plan, Problem, simulate, solve
+from lowtide.planning import BASELINES, PLAN_VERSION, Plan, Problem, simulate, solve
 from lowtide.trace import Trace
 
 from .traces import gpt_trace
@@ -77,5 +77,6 @@ def test_damaged_plans_are_refused(plan):
         Plan.from_json(json.dumps({**good, "again": [plan.keep.index(True)]}))
     with pytest.raises(ArgumentError):
         Plan.from_json(json.dumps({**good, "surplus": 1}))
-    with pytest.raises(ArgumentError, match="version 2"):
-        Plan.from_json(json.dumps({**good, "version": 2}))
+    for version in (PLAN_VERSION - 1, PLAN_VERSION + 1):
+        with pytest.raises(ArgumentError, match=f"version {version}"):
+            Plan.from_json(json.dumps({**good, "version": version}))

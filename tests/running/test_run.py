@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lowtide.cli.run import STORES, run as command
+from lowtide.cli._options import STORES
+from lowtide.cli.run import run as command
 from lowtide.stores.names import NAMES
 
 from .processes import LOWTIDE, SCRIPTS, run

@@ -13,6 +13,7 @@ from .._errors import ArgumentError
 from .._units import parse_bytes
 from ._presets import PRESETS
 
+STORES = ("device", "host", "disk")
 F = TypeVar("F", bound=Callable[..., Any])
 
 OPTIMIZER_STATE = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2}
@@ -31,7 +32,7 @@ def store_option(command: F) -> F:
     """Where values may wait between forward and backward."""
     return click.option(
         "--store",
-        type=click.Choice(("device", "host", "disk")),
+        type=click.Choice(STORES),
         default="device",
         show_default=True,
         help="Where values may wait between forward and backward, if that is quicker than making them again.",
