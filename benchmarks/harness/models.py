@@ -193,18 +193,18 @@ def lstm(layers: int, hidden: int, batch: int, length: int) -> Case:
 
 
 STANDARD: dict[str, Case] = {
-    "gpt2": gpt2(12, 256, 8, 128),
-    "llama": llama(12, 256, 8, 128),
-    "bert": bert(12, 256, 8, 128),
-    "t5": t5(6, 256, 8, 128),
-    "vit": vit(12, 256, 16),
-    "resnet50": resnet50_halved(12, 128),
-    "unet": unet(14, 96),
-    "diffusion": diffusion(8, 64, (32, 64, 128)),
-    "mixtral": mixtral(8, 256, 8, 128),
+    "gpt2": gpt2(12, 256, 4, 128),
+    "llama": llama(12, 256, 4, 128),
+    "bert": bert(12, 256, 4, 128),
+    "t5": t5(6, 256, 4, 128),
+    "vit": vit(12, 256, 8),
+    "resnet50": resnet50_halved(8, 128),
+    "unet": unet(8, 96),
+    "diffusion": diffusion(5, 64, (32, 64, 128)),
+    "mixtral": mixtral(8, 256, 4, 128),
     "mamba": mamba(4, 256, 4, 64),
     "lstm": lstm(6, 256, 16, 128),
-    "deep": gpt2(48, 128, 4, 128),
+    "deep": gpt2(48, 128, 2, 128),
 }
 TINY: dict[str, Case] = {
     "gpt2": gpt2(4, 64, 8, 32, 128),
