@@ -199,11 +199,11 @@ STANDARD: dict[str, Case] = {
     "t5": t5(6, 256, 4, 128),
     "vit": vit(12, 256, 8),
     "resnet50": resnet50_halved(8, 128),
-    "unet": unet(8, 96),
-    "diffusion": diffusion(5, 64, (32, 64, 128)),
-    "mixtral": mixtral(8, 256, 4, 128),
-    "mamba": mamba(4, 256, 4, 64),
-    "lstm": lstm(6, 256, 16, 128),
+    "unet": unet(13, 96),
+    "diffusion": diffusion(7, 64, (32, 64, 128)),
+    "mixtral": mixtral(8, 256, 5, 128),
+    "mamba": mamba(4, 256, 2, 64),
+    "lstm": lstm(6, 256, 10, 128),
     "deep": gpt2(48, 128, 2, 128),
 }
 TINY: dict[str, Case] = {
