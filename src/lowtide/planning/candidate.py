@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .simulator import Simulation, Simulator, TooManyReplaysError
+from .backward import TooManyReplaysError
+from .simulator import Simulation, Simulator
 
 _REPLAYS_AN_OP = 60
 _MOST_REPLAYS = 60_000  # a quarter of a second to simulate

@@ -2,8 +2,8 @@
 
 It does what the engine does (Rules 4 to 6): kept values are held once somebody needs them, recomputed ones
 are made at their ask by replaying what is missing, offloaded ones leave when they are written and are read back
-when they are needed, and everything goes when nobody wants it any more. Every
-solver and every baseline is judged here, and here alone. It does not know temporaries inside a replayed op.
+when they are needed, and everything goes when nobody wants it any more. Every solver and every baseline is judged
+here, and here alone. It does not know temporaries inside a replayed op.
 
 Two choices where a trace leaves room, both on the safe side: a value that lives until backward on its own is
 alive through the ask at which it is freed; and if its op is to be recomputed, replay makes a second copy,
@@ -20,14 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..trace import Trace
-from .backward import Backward, TooManyReplaysError, Watcher
+from .backward import Backward, Watcher
 from .link import Link
 from .problem import Problem
 from .writing import Departures, departures
 
 Bytes = npt.NDArray[np.int64]
-
-__all__ = ["Bytes", "PeakAt", "Simulation", "Simulator", "TooManyReplaysError", "Watcher", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -139,10 +137,8 @@ class Simulator:
         """The values that we hold in memory when backward begins."""
         problem = self.problem
         _, wanted_until = self._forward_ends(keep)
-        kept = [problem.maker[v] not in offload and keep[problem.maker[v]] for v in self._made]
-        return [
-            int(v) for v, is_kept in zip(self._made, kept, strict=True) if is_kept and wanted_until[v] >= problem.n_ops
-        ]
+        wanted = [int(v) for v in self._made if wanted_until[v] >= problem.n_ops]
+        return [v for v in wanted if keep[problem.maker[v]] and problem.maker[v] not in offload]
 
     def held_elsewhere(self, keep: Sequence[int | bool], offload: Collection[int]) -> list[int]:
         """The values that are in the store when backward begins."""
