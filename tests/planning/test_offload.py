@@ -30,7 +30,7 @@ def offloading(draw):
     return trace, keep, {j for j in again if not keep[j]}, written_by
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(offloading())
 def test_it_agrees_with_the_naive_machine(case):
     trace, keep, again, written_by = case
@@ -122,7 +122,7 @@ def test_a_store_that_is_slower_than_recomputing_is_left_alone():
     assert plan.recomputed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(training_traces(), st.floats(0.3, 0.95))
 def test_no_plan_beats_the_bound(trace, share):
     link = Link("disk", out_bytes_per_s=1e9, in_bytes_per_s=30.0, least_bytes=1)

@@ -22,7 +22,7 @@ def traces_with_decisions(draw):
     return trace, keep, again
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(traces_with_decisions())
 def test_it_agrees_with_the_naive_machine(case):
     trace, keep, again = case
