@@ -17,7 +17,7 @@ from torch import nn
 
 from ._errors import ArgumentError
 from ._units import parse_bytes
-from .codecs import Chooser, resolve
+from .codecs.chooser import shared
 from .engine import scope
 from .fitting import registry
 from .fitting.fitted import Fitted
@@ -86,10 +86,8 @@ def fit(
             f"this plan has values wait on the {plan.link.tier}, and fit may not use it: pass "
             f"stores=({plan.link.tier!r},), or make a plan without"
         )
-    allowed = resolve(codecs)
-    chooser = Chooser(allowed) if allowed else None
     shelf = PlanShelf(Path(cache)) if cache is not None else None
-    state = Fitted(model, limit, optimizer, store, chooser, plan, shelf, verify)
+    state = Fitted(model, limit, optimizer, store, shared(codecs), plan, shelf, verify)
     registry.enter(model, state)
     return model
 

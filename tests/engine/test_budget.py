@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.codecs.chooser import shared
 from lowtide.engine import eviction, watching
 from lowtide.engine.ledger import Ledger
 from lowtide.engine.room import LEDGER
@@ -358,3 +359,24 @@ def test_a_tensor_that_torch_refuses_to_be_asked_about_is_counted() -> None:
     Ledger().see_everything()
     with lowtide.budget("1 GiB"):
         torch.ones(3, requires_grad=True).sin().sum().backward()
+
+
+def test_what_is_known_of_codecs_outlives_a_scope() -> None:
+    """Measuring them anew in every step took longer than the step."""
+    model, batch = deep.build("gpt2")
+    plain = run_step(model, batch)
+    chooser = shared("exact")
+    assert chooser is not None
+    chooser._kinds.clear()  # of other tests
+    examined = []
+    examine = chooser._examine
+    chooser._examine = lambda *args: examined.append(args) or examine(*args)  # type: ignore[method-assign]
+    try:
+        counts = []
+        for _ in range(3):
+            step_within(model, batch, plain, 0.5, stores=None)
+            counts.append(len(examined))
+    finally:
+        del chooser._examine
+    assert counts[0] > 0
+    assert counts[1] == counts[2]

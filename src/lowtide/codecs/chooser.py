@@ -220,7 +220,17 @@ def choose(tensor: Tensor, allowed: str | Sequence[str] | None = "exact", key: H
 
     What is measured is remembered for the process, for each set of allowed codecs.
     """
-    return _shared(resolve(allowed)).choose(tensor, key)
+    chooser = shared(allowed)
+    return chooser.choose(tensor, key) if chooser is not None else None
+
+
+def shared(allowed: str | Sequence[str] | None) -> Chooser | None:
+    """The chooser among these codecs that the whole process uses; None where none is allowed.
+
+    Measuring a kind of value takes as long as many ops, so that a chooser for each scope would cost more than it gives.
+    """
+    codecs = resolve(allowed)
+    return _shared(codecs) if codecs else None
 
 
 @lru_cache(maxsize=32)

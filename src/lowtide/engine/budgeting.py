@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from .._errors import ArgumentError
 from .._units import format_bytes, parse_bytes
-from ..codecs import Chooser, resolve
+from ..codecs.chooser import shared
 from ..policies import Decision, OpInfo, Policy
 from ..stores import Store
 from ..stores.names import resolve as resolve_store
@@ -126,9 +126,8 @@ class budget(saving):  # noqa: N801  (used like a function: `with budget("2 GiB"
     ) -> None:
         self.limit_bytes = parse_bytes(limit)
         super().__init__(WithinBudget(self.limit_bytes))
-        allowed = resolve(codecs)
         self._store = resolve_store(stores)
-        self._chooser = Chooser(allowed) if allowed else None
+        self._chooser = shared(codecs)
 
     _nests = False
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .._errors import BudgetError, LowtideWarning
-from ..codecs import Chooser, resolve
+from ..codecs.chooser import shared
 from ..engine.scope import current_recorder
 from ..engine.torch_private import graph_task, only_traced, saving_hooks_allowed
 from ..fitting import registry, steps
@@ -40,7 +40,6 @@ class StepFinder:
         self.fitted: list[tuple[str, Fitted]] = []
         """The name of each model's class, and what is known about it, in the order in which they were met."""
         self._store = resolve_store(settings.store)
-        self._codecs = resolve("exact")
         self._shelf = PlanShelf(settings.cache) if settings.cache is not None else None
         self._ours: set[Fitted] = set()
         self._left_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -114,9 +113,8 @@ class StepFinder:
         return self._fit(model)
 
     def _fit(self, model: nn.Module) -> Fitted:
-        chooser = Chooser(self._codecs) if self._codecs else None
         limit = self.settings.budget_bytes
-        state = Fitted(model, limit, None, self._store, chooser, None, self._shelf, verify=True)
+        state = Fitted(model, limit, None, self._store, shared("exact"), None, self._shelf, verify=True)
         registry.enter(model, state, hooked=False)
         self.fitted.append((type(model).__name__, state))
         self._ours.add(state)
