@@ -19,8 +19,9 @@ import lowtide
 from lowtide.engine import offloading
 from lowtide.engine.eviction import Pace
 from lowtide.engine.room import LEDGER
+from lowtide.fitting import solving
 from lowtide.planning import Link
-from lowtide.profiling.tiers import Speed
+from lowtide.profiling.tiers import Speed, Trips
 from lowtide.stores import DiskStore
 from lowtide.stores._spill_file import SpillFile
 
@@ -30,11 +31,16 @@ from ..stores.conftest import mount
 from .test_fit import fitted_steps
 
 
+def take_to_be_quick(store: DiskStore) -> None:
+    offloading._paces[store] = Pace(Speed(1e12, 1e12))
+    solving._trips[store] = Trips(0.0, 0.0, 0.0, 1e12)
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[DiskStore]:
     """A disk that is taken to be quicker than any op, so that plans use it."""
     with DiskStore(tmp_path, threads=1) as store:
-        offloading._paces[store] = Pace(Speed(1e12, 1e12))
+        take_to_be_quick(store)
         yield store
 
 
@@ -101,7 +107,7 @@ def test_a_full_disk_costs_memory_once_and_is_not_planned_with_again(small_disk:
     LEDGER.see_everything()
     with DiskStore(small_disk, threads=1) as store, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        offloading._paces[store] = Pace(Speed(1e12, 1e12))
+        take_to_be_quick(store)
         limit = LEDGER.live_bytes + int(0.4 * plain.peak_bytes)
         plan = lowtide.plan(model, batch, limit, stores=store)
         assert plan.offload

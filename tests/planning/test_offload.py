@@ -151,3 +151,11 @@ def test_decisions_that_cannot_be_followed_are_refused():
         Plan.from_json(replace(plan, offload=(0,), written_by=(0,)).to_json())
     with pytest.raises(ArgumentError, match="not a valid plan"):
         Plan.from_json(replace(plan, offload=(0,), written_by=(2,), link=None).to_json())
+
+
+def test_what_writing_takes_from_the_ops_is_counted():
+    link = Link("disk", 10.0, 20.0, least_bytes=1, put_s=0.25, put_s_per_byte=0.01, fetch_s=0.125)
+    judged = Simulator(Problem(chain(), link)).run([True] * 4, offload=[0], room_bytes=10**9)
+    # Handed over at 1 s, which takes 0.35 s; written at 2.35 s, just when op 2 begins; read in 0.125 s + 0.5 s.
+    assert judged.written_by == {0: 2}
+    assert judged.waited_s == pytest.approx(0.35 + 0.625)

@@ -6,12 +6,15 @@ import contextlib
 import logging
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from .._errors import StoreError
 from ..engine.offloading import pace_of
 from ..planning import Link, Plan, solve
+from ..profiling.tiers import Trips, measure_trips
 from ..stores import Store
 from ..stores.names import resolve
 from ..trace import Trace
@@ -46,7 +49,25 @@ def link_to(store: Store | None) -> Link | None:
     pace = pace_of(store) if store is not None else None
     if store is None or pace is None or store.stats().fallbacks:
         return None
-    return Link(store.tier, pace.speed.out_bytes_per_s, pace.speed.in_bytes_per_s)
+    trips = _trips.get(store)
+    if trips is None:
+        try:
+            trips = _trips[store] = measure_trips(store)
+        except StoreError:
+            if store.closed:
+                raise
+            return None  # it has said so itself
+    return Link(
+        store.tier,
+        pace.speed.out_bytes_per_s,
+        min(pace.speed.in_bytes_per_s, trips.fetch_bytes_per_s),
+        put_s=trips.put_s,
+        put_s_per_byte=trips.put_s_per_byte,
+        fetch_s=trips.fetch_s,
+    )
+
+
+_trips: weakref.WeakKeyDictionary[Store, Trips] = weakref.WeakKeyDictionary()
 
 
 def link_named(name: str) -> Link | None:

@@ -113,14 +113,15 @@ class Formulation:
         return {self.s(op): 1.0, **({self.o(op): 1.0} if self.problem.offloadable[op] else {})}
 
     def cost(self) -> Floats:
-        """Replay time, and time to read from the store, in units of `time_unit`."""
+        """Replay time, and time that the store takes at least, in units of `time_unit`."""
         problem, link = self.problem, self.problem.link
         cost = np.zeros(self.n_variables)
         for j in range(problem.n_ops):
             if self.relevant[j]:
                 cost[self.r(j)] += problem.time_s[j] / self.time_unit
                 if problem.offloadable[j] and link is not None:
-                    cost[self.o(j)] += link.in_s(self._moved_bytes(j)) / self.time_unit
+                    moved = self._moved_bytes(j)
+                    cost[self.o(j)] += (link.slowed_s(moved) + link.in_s(moved)) / self.time_unit
         return cost
 
     def waiting_row(self, rows: Rows, new: Callable[[], int]) -> tuple[int, float] | None:

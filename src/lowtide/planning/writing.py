@@ -1,8 +1,9 @@
 """When values that are offloaded leave memory in forward, and how long ops have to wait for that.
 
-One value is written after another, in the order in which they are put, while ops go on. A value leaves once it is
-written and nobody reads it any more. Ops wait only where too many bytes would be alive otherwise, and at the end of
-forward, so that nothing is on its way in backward.
+Handing a value over, and writing it beside the ops, takes a little of their time. One value is written after another,
+in the order in which they are put, while ops go on. A value leaves once it is written and nobody reads it any more.
+Ops wait only where too many bytes would be alive otherwise, and at the end of forward, so that nothing is on its way
+in backward.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Departures:
     written_by: dict[int, int]
     """By op that made them: the op before which all its values are written (the number of ops: before backward)."""
     waited_s: float
+    """For writes, and what they take from the ops."""
 
 
 def departures(
@@ -48,6 +50,9 @@ def departures(
     clock = written = waited_s = 0.0
     for i in range(n + 1):
         for v in put_at[i]:
+            slowed_s = link.slowed_s(problem.nbytes[v])
+            clock += slowed_s
+            waited_s += slowed_s
             written = max(written, clock) + link.out_s(problem.nbytes[v])
             on_the_way.append((v, written))
         if on_the_way:

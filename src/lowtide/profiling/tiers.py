@@ -82,6 +82,88 @@ def measure_store(store: Store, nbytes: str | int = "64 MiB", *, device: torch.d
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Trips:
+    """What values cost a step on their way to a store and back, beside ops that go on meanwhile."""
+
+    put_s: float
+    """To hand one over, and what its writing takes from the ops beside it."""
+    put_s_per_byte: float
+    fetch_s: float
+    """To fetch one, beside its bytes."""
+    fetch_bytes_per_s: float
+
+
+def measure_trips(store: Store, *, device: torch.device | None = None) -> Trips:
+    """Run ops with and without values being put beside them, and fetch those; small and large ones.
+
+    The quickest of a few rounds, so that what else the machine does counts as little as it can.
+
+    >>> from lowtide.profiling.tiers import measure_trips
+    >>> from lowtide.stores import DiskStore
+    >>> with DiskStore() as store:
+    ...     measure_trips(store).fetch_bytes_per_s > 0
+    True
+    """
+    if device is None:
+        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    work = torch.ones(_WORK, _WORK, device=device)
+    rounds = [_round(store, size, work, device) for _ in range(_ROUNDS) for size in _TRIP_BYTES]
+    alone_s = min(alone for alone, _, _ in rounds)
+    (small, put_small, fetch_small), (large, put_large, fetch_large) = (
+        (size, min(put for _, put, _ in some), min(fetch for _, _, fetch in some))
+        for k, size in enumerate(_TRIP_BYTES)
+        if (some := rounds[k :: len(_TRIP_BYTES)])
+    )
+    put_small, put_large = (max(0.0, (put - alone_s) / VALUES) for put in (put_small, put_large))
+    per_byte = max(0.0, (put_large - put_small) / (large - small))
+    fetch_per_byte = max(1e-12, (fetch_large - fetch_small) / VALUES / (large - small))
+    return Trips(
+        put_s=max(0.0, put_small - small * per_byte),
+        put_s_per_byte=per_byte,
+        fetch_s=max(0.0, fetch_small / VALUES - small * fetch_per_byte),
+        fetch_bytes_per_s=1 / fetch_per_byte,
+    )
+
+
+_WORK, _OPS_A_VALUE, _ROUNDS = 96, 12, 3
+_TRIP_BYTES = (2**17, 2**20)
+
+
+def _round(store: Store, size: int, work: torch.Tensor, device: torch.device) -> tuple[float, float, float]:
+    """Seconds of some ops alone, of the same with values put beside them until they are written, and of fetching."""
+
+    def ops() -> None:
+        for _ in range(_OPS_A_VALUE):
+            torch.mm(work, work)
+
+    values = [torch.ones(size, dtype=torch.uint8, device=device) for _ in range(VALUES)]
+    start = _now(device)
+    for _ in values:
+        ops()
+    middle = _now(device)
+    tickets = []
+    try:
+        for value in values:
+            tickets.append(store.put(value, "a measurement"))
+            ops()
+        del value
+        put = _now(device)
+        values.clear()
+        store.settle(VALUES * size)
+        moved = [ticket for ticket in tickets if not ticket.fell_back]
+        if not moved:
+            raise StoreError(f"the {store.tier} store cannot be measured, because its writes fail: see its warning")
+        back = _now(device)
+        for ticket in reversed(moved):
+            store.fetch(ticket)
+        end = _now(device)
+    finally:
+        for ticket in tickets:
+            store.drop(ticket)
+    return middle - start, put - middle, (end - back) * VALUES / len(moved)
+
+
 def measure_codec(codec: Codec, tensor: torch.Tensor) -> Speed | None:
     """How fast `codec` encodes and decodes `tensor`, on which it depends; None where it does not apply."""
     found = measure(codec, tensor)
