@@ -143,7 +143,25 @@ def _behind(run: Run, why: dict[str, str]) -> str:
             lines.append(
                 f"- **{one.model} / {one.variant}**: {one.sentence}" + "".join(f" *Why: {r}*" for r in reasons)
             )
-    return "\n".join(lines) or "Nowhere in this run, beyond noise."
+    sure = "\n".join(lines) or "Nowhere for sure."
+    return "\n\n".join([sure, *_undecided(run)])
+
+
+def _undecided(run: Run) -> list[str]:
+    """What the rounds leave open, and what of it speaks against lowtide."""
+    found = [(name, at_equal_peak(model, peer)) for name, model in _sound(run).items() for peer in peers(model)]
+    open_ones = [(name, one) for name, one in found if one.verdict == "undecided"]
+    if not open_ones:
+        return []
+    against = [
+        f"{name} / {one.peer} ({100 * (one.difference.ratio - 1):+.1f} %)"
+        for name, one in open_ones
+        if one.difference is not None and one.difference.ratio > 1
+    ]
+    return [
+        f"Of {len(found)} comparisons at equal peak {len(open_ones)} are undecided: in this run the same code took "
+        f"very different times from round to round. Slower by the mean of the rounds: {', '.join(against) or 'none'}."
+    ]
 
 
 def _budget_table(run: Run) -> str:
