@@ -60,15 +60,8 @@ def plan(
     """
     limit = parse_bytes(budget)
     link = link_to(resolve_store(stores))
-    limited: Trace | None = None
-    with contextlib.suppress(BudgetError):
-        limited = profile(model, batch, loss=loss, limit_bytes=limit, verify=verify)
-    if limited is not None:
-        with contextlib.suppress(BudgetError):
-            return solve(limited, limit, link=link, deadline_s=deadline_s)
-    # A step that is profiled in very little memory needs more beside its values than one that follows a plan, and
-    # it is a free one that the smallest budget is told from.
-    return solve(profile(model, batch, loss=loss, verify=verify), limit, link=link, deadline_s=deadline_s)
+    trace = profile_for(limit, model, batch, loss=loss, verify=verify)
+    return solve(trace, limit, link=link, deadline_s=deadline_s)
 
 
 def frontier(

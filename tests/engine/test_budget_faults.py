@@ -24,7 +24,7 @@ from lowtide.engine.values import Value
 from lowtide.profiling.tiers import Speed
 from lowtide.stores import DamagedValueError, DiskStore
 
-from ..stores.conftest import mount
+from ..stores.conftest import small_file_system
 from ..stores.processes import Processes
 from ..stores.tiers import wait_until
 from .budgets import Restless, above, fixed_bytes, nothing_evictable_left, restless
@@ -36,11 +36,7 @@ LAYERS = 12
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "small"
-    directory.mkdir()
-    mount(directory, "size=4m")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True)
+    yield from small_file_system(tmp_path / "small", "4m")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import time
 import warnings
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from lowtide.stores._spill_file import SpillFile
 
 from ..engine import deep
 from ..engine.steps import assert_equal, run_step
-from ..stores.conftest import mount
+from ..stores.conftest import small_file_system
 from .test_fit import fitted_steps
 
 
@@ -46,11 +45,7 @@ def disk(tmp_path: Path) -> Iterator[DiskStore]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "small"
-    directory.mkdir()
-    mount(directory, "size=1m")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True)
+    yield from small_file_system(tmp_path / "small", "1m")
 
 
 def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -21,9 +21,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "small"
+    yield from small_file_system(tmp_path / "small", "4m")
+
+
+def small_file_system(directory: Path, size: str) -> Iterator[Path]:
     directory.mkdir()
-    mount(directory, "size=4m")
+    mount(directory, f"size={size}")
     yield directory
     subprocess.run(["umount", "-l", str(directory)], check=True)
 

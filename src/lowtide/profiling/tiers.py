@@ -66,9 +66,7 @@ def measure_store(store: Store, nbytes: str | int = "64 MiB", *, device: torch.d
         tickets.extend(store.put(value, "a measurement") for _ in range(-(-total // size)))
         store.settle(len(tickets) * size)
         middle = _now(device)
-        moved = [ticket for ticket in tickets[1:] if not ticket.fell_back]
-        if not moved:
-            raise StoreError(f"the {store.tier} store cannot be measured, because its writes fail: see its warning")
+        moved = _those_written(store, tickets[1:])
         back = _now(device)
         for ticket in reversed(moved):
             store.fetch(ticket)
@@ -151,9 +149,7 @@ def _round(store: Store, size: int, work: torch.Tensor, device: torch.device) ->
         put = _now(device)
         values.clear()
         store.settle(VALUES * size)
-        moved = [ticket for ticket in tickets if not ticket.fell_back]
-        if not moved:
-            raise StoreError(f"the {store.tier} store cannot be measured, because its writes fail: see its warning")
+        moved = _those_written(store, tickets)
         back = _now(device)
         for ticket in reversed(moved):
             store.fetch(ticket)
@@ -168,6 +164,13 @@ def measure_codec(codec: Codec, tensor: torch.Tensor) -> Speed | None:
     """How fast `codec` encodes and decodes `tensor`, on which it depends; None where it does not apply."""
     found = measure(codec, tensor)
     return None if found is None else Speed(found.encode_bytes_per_second, found.decode_bytes_per_second)
+
+
+def _those_written(store: Store, tickets: list[Ticket]) -> list[Ticket]:
+    written = [ticket for ticket in tickets if not ticket.fell_back]
+    if not written:
+        raise StoreError(f"the {store.tier} store cannot be measured, because its writes fail: see its warning")
+    return written
 
 
 def _now(device: torch.device) -> float:
