@@ -66,6 +66,7 @@ def in_scope(scope: Scope) -> Callable[[Callable[[], Any]], Any]:
 
 
 SAVE_PRODUCTS = lowtide.SaveOps("mul")
+EVERY_OTHER = lowtide.Segments((i, i) for i in range(0, OPS, 2))
 SELECTIVE = functools.partial(create_selective_checkpoint_contexts, sac_products)
 VARIANTS: dict[str, tuple[Callable[[Callable[[], Any]], Any], int]] = {
     # name: (how forward is called, how many of the ops are made again in backward)
@@ -76,6 +77,8 @@ VARIANTS: dict[str, tuple[Callable[[Callable[[], Any]], Any], int]] = {
     "lowtide KeepNone": (in_scope(lambda: lowtide.saving(lowtide.KeepNone())), OPS),
     "lowtide, keep products": (in_scope(lambda: lowtide.saving(keep_products)), OPS // 2),
     "lowtide SaveOps(mul)": (in_scope(lambda: lowtide.saving(SAVE_PRODUCTS)), OPS // 2),
+    "lowtide Segments, the half of them": (in_scope(lambda: lowtide.saving(EVERY_OTHER)), OPS // 2),
+    "lowtide Selective": (in_scope(lambda: lowtide.saving(lowtide.Selective())), 0),
     "SAC, keep products": (lambda f: checkpoint(f, use_reentrant=False, context_fn=SELECTIVE), OPS // 2),
     "torch checkpoint": (lambda f: checkpoint(f, use_reentrant=False), OPS),
 }
@@ -118,12 +121,12 @@ def per_op(rounds: int) -> None:
             forward[name] = min(forward[name], middle - start)
             backward[name] = min(backward[name], end - middle)
     print(f"\n{OPS} small ops, µs per op, minima of {rounds} rounds")
-    print(f"{'':30}{'forward':>9}{'over plain':>12}{'backward':>10}{'over plain':>12}{'per replayed op':>17}")
+    print(f"{'':35}{'forward':>9}{'over plain':>12}{'backward':>10}{'over plain':>12}{'per replayed op':>17}")
     for name, (_, replayed) in VARIANTS.items():
         f, b = forward[name] / OPS * 1e6, backward[name] / OPS * 1e6
         f0, b0 = forward["plain"] / OPS * 1e6, backward["plain"] / OPS * 1e6
         per = f"{(b - b0) * OPS / replayed:17.1f}" if replayed else f"{'':17}"
-        print(f"{name:30}{f:9.1f}{f - f0:12.1f}{b:10.1f}{b - b0:12.1f}{per}")
+        print(f"{name:35}{f:9.1f}{f - f0:12.1f}{b:10.1f}{b - b0:12.1f}{per}")
 
 
 def gpt2(rounds: int) -> None:

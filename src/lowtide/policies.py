@@ -11,8 +11,10 @@ In the costs below, n ops make a bytes of activations over L layers.
 from __future__ import annotations
 
 import enum
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ._errors import ArgumentError
@@ -67,12 +69,16 @@ class Policy:
     by_place: bool = False
     """Whether `decide` reads nothing but `name`, `module`, `layer` and `outside_layers`, so that an answer may be
     remembered instead of asked for again. A class with a `decide` of its own has to say so itself."""
+    steady: bool = False
+    """Whether a `needs_cost` rule answers alike whenever a forward has gone the same way: the same ops in the same
+    places, of the same sizes and costs. Its answers are remembered then, once the costs are final. A class with a
+    `decide` or `own_cost_us` of its own has to say so itself."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for promise in ("always", "by_place"):
-            first = next(kind for kind in cls.__mro__ if promise in vars(kind) or "decide" in vars(kind))
-            if promise not in vars(first):  # it was promised of another decide
+        for promise, of in (("always", {"decide"}), ("by_place", {"decide"}), ("steady", {"decide", "own_cost_us"})):
+            first = next(kind for kind in cls.__mro__ if promise in vars(kind) or not of.isdisjoint(vars(kind)))
+            if promise not in vars(first):  # it was promised of another method
                 setattr(cls, promise, getattr(Policy, promise))
 
     def decide(self, op: OpInfo) -> Decision:
@@ -154,8 +160,8 @@ class Selective(Policy):
     """Keep a value once making it again would cost `min_cost_us` or more, recompute what is cheaper.
 
     The cost is that of the op and of everything that would be replayed before it, so chains of cheap ops
-    (a residual stream) are cut when they add up. Op costs are measured when an op of that signature first
-    runs, or given by `cost(op)` in microseconds. Extra time is below min_cost_us for each saved value;
+    (a residual stream) are cut when they add up. Op costs are measured when ops of that signature first
+    run, and then settled; or given by `cost(op)` in microseconds. Extra time is below min_cost_us for each saved value;
     memory is O(a) for models made of large ops and falls as the threshold rises.
     """
 
@@ -167,9 +173,14 @@ class Selective(Policy):
         if not self.min_cost_us >= 0:
             raise ArgumentError(f"Selective(min_cost_us) must be ≥ 0 microseconds, not {self.min_cost_us!r}")
 
+    @property
+    def steady(self) -> bool:  # type: ignore[override]
+        """Unless the costs are the user's to give, who may look at anything."""
+        return self.cost is None
+
     def decide(self, op: OpInfo) -> Decision:
         """Keep what is dear to make again."""
-        return Decision.KEEP if op.recompute_us >= self.min_cost_us else Decision.RECOMPUTE
+        return _KEEP if op.recompute_us >= self.min_cost_us else _RECOMPUTE
 
     def own_cost_us(self, op: OpInfo, measured_us: float) -> float:
         """The user's figure where there is one."""
@@ -184,6 +195,9 @@ class Segments(Policy):
     """
 
     ranges: tuple[tuple[int, int], ...]
+    _starts: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+    _last: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The last index in any of the first n ranges, by n."""
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
         checked = []
@@ -195,6 +209,9 @@ class Segments(Policy):
                 )
             checked.append((pair[0], pair[1]))
         object.__setattr__(self, "ranges", tuple(sorted(checked)))
+        ends = accumulate((end for _, end in self.ranges), max)  # ranges may overlap
+        object.__setattr__(self, "_starts", [start for start, _ in self.ranges])
+        object.__setattr__(self, "_last", [float("-inf"), *ends])
 
     @classmethod
     def uniform(cls, num_ops: int, num_segments: int) -> Segments:
@@ -214,7 +231,7 @@ class Segments(Policy):
 
     def recomputes(self, index: int) -> bool:
         """Whether the op with this index is in one of the ranges."""
-        return any(start <= index <= end for start, end in self.ranges)
+        return index <= self._last[bisect_right(self._starts, index)]
 
     def mask(self, num_ops: int) -> list[bool]:
         """For each of `num_ops` ops, whether it is recomputed."""
@@ -222,7 +239,7 @@ class Segments(Policy):
 
     def decide(self, op: OpInfo) -> Decision:
         """Recompute inside the ranges."""
-        return Decision.RECOMPUTE if self.recomputes(op.index) else Decision.KEEP
+        return _RECOMPUTE if self.recomputes(op.index) else _KEEP
 
 
 @dataclass(frozen=True)
@@ -313,6 +330,11 @@ class _Pair(Policy):
         return self.first.by_place and self.second.by_place
 
     @property
+    def steady(self) -> bool:  # type: ignore[override]
+        """If both are, or go by place, which is steadier."""
+        return all(rule.steady or rule.by_place for rule in (self.first, self.second))
+
+    @property
     def layers(self) -> Any:
         """The first that names any."""
         return self.first.layers if self.first.layers is not None else self.second.layers
@@ -327,6 +349,7 @@ class EitherKeeps(_Pair):
     """`a | b`: keep what either keeps."""
 
     by_place = _Pair.by_place
+    steady = _Pair.steady
 
     def decide(self, op: OpInfo) -> Decision:
         """Keep if one says so."""
@@ -343,6 +366,7 @@ class BothKeep(_Pair):
     """`a & b`: keep what both keep."""
 
     by_place = _Pair.by_place
+    steady = _Pair.steady
 
     def decide(self, op: OpInfo) -> Decision:
         """Recompute if one says so."""

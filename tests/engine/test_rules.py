@@ -257,6 +257,14 @@ def test_selective_measures_by_default() -> None:
             lowtide.Selective(min_cost_us=nonsense)
 
 
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=6), st.integers(-2, 45))
+def test_segments_may_overlap(pairs: list[tuple[int, int]], index: int) -> None:
+    ranges = [(start, start + more) for start, more in pairs]
+    policy = lowtide.Segments(ranges)
+    assert policy.recomputes(index) == any(start <= index <= end for start, end in ranges)
+    assert policy.decide(lowtide.OpInfo(index, "x")) is (R if policy.recomputes(index) else K)
+
+
 @given(st.integers(0, 200), st.integers(0, 40))
 def test_uniform_segments(num_ops: int, num_segments: int) -> None:
     policy = lowtide.Segments.uniform(num_ops, num_segments)

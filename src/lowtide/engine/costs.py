@@ -11,27 +11,40 @@ from typing import Any
 
 import torch
 
+from .effects import OpFacts
+
 _RUNS = 3  # the first run of a kernel often pays for its set-up
 _MOST_SIGNATURES = 100_000  # shapes that never repeat must not grow the table for ever
 
+_UNKNOWN = (0, float("inf"))
 _measured: dict[Any, tuple[int, float]] = {}
 
 
-def timed_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
-    """Run the op; its result, and the least microseconds it has taken with arguments like these."""
-    signature = (id(func), *[_shape(a) for a in args])  # an op's own hash is a Python call
-    runs, best = _measured.get(signature, (0, float("inf")))
+def timed_call(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float, bool]:
+    """Run the op: its result, the least microseconds taken with arguments like these, and whether that is final."""
+    signature = _signature(facts, args)
+    runs, best = _measured.get(signature, _UNKNOWN)
     if runs >= _RUNS:
-        return func(*args, **kwargs), best
+        return facts.call(*args, **kwargs), best, True
     _synchronize(args)
     start = time.perf_counter()
-    out = func(*args, **kwargs)
+    out = facts.call(*args, **kwargs)
     _synchronize(args)
     best = min(best, (time.perf_counter() - start) * 1e6)
     if len(_measured) >= _MOST_SIGNATURES:
         _measured.clear()
     _measured[signature] = (runs + 1, best)
-    return out, best
+    return out, best, False
+
+
+def settled_cost(facts: OpFacts, args: tuple[Any, ...]) -> float | None:
+    """The microseconds of an op that has run untimed, where they are final."""
+    runs, best = _measured.get(_signature(facts, args), _UNKNOWN)
+    return best if runs >= _RUNS else None
+
+
+def _signature(facts: OpFacts, args: tuple[Any, ...]) -> Any:
+    return (facts, *[_shape(a) for a in args])
 
 
 def _shape(a: Any) -> Any:

@@ -67,7 +67,7 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         tape.again = self._again
         self._ferry = _ferry_of(plan, room, gauge)
         tape.ferry = self._ferry
-        self._needs_cost = False
+        self._times = False
         self._follow(0)
 
     @property

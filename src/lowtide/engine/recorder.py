@@ -15,7 +15,8 @@ import torch
 
 from ..policies import ByCallable, Decision, OpInfo, Policy, wrong_decision
 from . import overwriting, randomness
-from .costs import timed_call
+from .costs import settled_cost, timed_call
+from .course import Passed, Step, ways_of
 from .effects import FACTS, OpFacts, facts_of, facts_of_region
 from .modes import EngineMode
 from .modules import Whereabouts
@@ -61,6 +62,11 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         # What was answered before, by the op's name and place, where that is all that an answer depends on.
         remembers = policy.by_place and not policy.needs_cost
         self._answers: dict[tuple[str, Place], Decision] | None = {} if remembers else None
+        # How far this forward has gone a way that is known or settled. Only from the scope's beginning: what comes
+        # later may read what another policy decided.
+        self._ways = ways_of(policy) if self.tape.ops == 0 else None
+        self._step = None if self._ways is None else self._ways.start
+        self._times = policy.needs_cost and (self._step is None or self._step.times)
 
     # -- ops ------------------------------------------------------------------------------------------
 
@@ -90,11 +96,11 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
                 writes = overwriting.prepare(self.table, self.tape, facts, args, kwargs)
                 if self.verifier is not None:
                     self.verifier.before_write(writes)
-        if self._needs_cost:
-            out, cost_us = timed_call(func, args, kwargs)
-        else:
-            # An empty dict of keywords would be unpacked and looked through all the same.
-            out, cost_us = facts.call(*args, **kwargs) if kwargs else facts.call(*args), 0.0
+        cost_us = 0.0
+        if self._times:
+            out, cost_us = self._timed(facts, args, kwargs)
+        else:  # an empty dict of keywords would be unpacked and looked through all the same
+            out = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
         if type(out) is Tensor and not writes:
             try:
                 storage = out.untyped_storage()
@@ -121,11 +127,16 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
     def _compiled_region(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A region compiled by inductor, with `wrap_inductor_compiled_regions`: one op to us."""
         compiled, inputs = args[0], list(args[1])
-        out = func(compiled, list(inputs), **kwargs)  # the callee empties the list that it is given
+        facts = facts_of_region(func, compiled)
+        to_empty = compiled, list(inputs)  # the callee empties the list that it is given
+        cost_us = 0.0
+        if self._times:
+            out, cost_us = self._timed(facts, to_empty, kwargs)
+        else:
+            out = func(*to_empty, **kwargs)
         fresh = self._fresh(out, ())
         if fresh:
-            facts = facts_of_region(func, compiled)
-            self._made(facts, (compiled, inputs), kwargs, out, fresh, None, (), 0.0)
+            self._made(facts, (compiled, inputs), kwargs, out, fresh, None, (), cost_us)
         return out
 
     def _fresh(self, out: Any, writes: tuple[Written, ...]) -> tuple[Fresh, ...]:
@@ -158,22 +169,27 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         place = self.where.place
         origin = Origin(number, facts, place)
         decision, recompute_us = self._always, 0.0
-        if decision is None and self._answers is not None:
-            decision = self._answers.get((facts.name, place))
-        if decision is None:
-            nbytes = fresh[0][2].nbytes() if len(fresh) == 1 and not writes else _bytes_made(fresh, writes)
-            path, layer, _, outside_layers = place
-            told = (number, facts.name, path, layer, outside_layers, nbytes, cost_us, 0.0, facts.func, args, kwargs)
-            info = _new_tuple(OpInfo, told)
-            if self._needs_cost:  # by the policy's own account, alone and with all that a replay would run before it
-                own_us = self.policy.own_cost_us(info, cost_us)
-                recompute_us = own_us + self._cost_of_inputs(args, kwargs)
-                info = info._replace(cost_us=own_us, recompute_us=recompute_us)
-            decision = self._answer(info)
-            if self._answers is not None:
-                self._answers[facts.name, place] = decision
-        elif self._needs_cost:
+        if decision is not None:
             recompute_us = cost_us
+        elif self._needs_cost:
+            passed = facts, place, _bytes_made(fresh, writes)
+            step = self._step.then.get(passed) if self._step is not None else None
+            if step is None:
+                step = self._weighed(number, passed, args, kwargs, cost_us)
+            else:
+                self._step, self._times = step, step.times
+            decision, recompute_us = step.decision, step.recompute_us
+        else:
+            answers = self._answers
+            if answers is not None:
+                decision = answers.get((facts.name, place))
+            if decision is None:
+                nbytes = _bytes_made(fresh, writes)
+                path, layer, _, outside_layers = place
+                told = (number, facts.name, path, layer, outside_layers, nbytes, 0.0, 0.0, facts.func, args, kwargs)
+                decision = self._answer(_new_tuple(OpInfo, told))
+                if answers is not None:
+                    answers[facts.name, place] = decision
         recipe = None
         if decision is not KEEP:
             if decision is not RECOMPUTE:
@@ -200,16 +216,42 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
             self.verifier.check(recipe, args, kwargs, out, writes)
         return recipe
 
+    def _timed(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
+        """Run an op and learn what it costs."""
+        out, cost_us, final = timed_call(facts, args, kwargs)
+        if not final:
+            self._step = None  # what is decided from here on may yet change
+        return out, cost_us
+
+    def _weighed(
+        self, number: int, passed: Passed, args: tuple[Any, ...], kwargs: dict[str, Any], cost_us: float
+    ) -> Step:
+        """What a rule that weighs time says of an op that goes no known way."""
+        last = self._step
+        facts, (path, layer, _, outside_layers), nbytes = passed
+        if not self._times:  # it was expected to go one, so that it ran untimed
+            known = settled_cost(facts, args)
+            self._times = True
+            if known is None:
+                if last is not None:
+                    last.times = True  # the next one that comes this way
+                self._step = None
+                return Step(KEEP, 0.0)
+            cost_us = known
+        told = (number, facts.name, path, layer, outside_layers, nbytes, cost_us, 0.0, facts.func, args, kwargs)
+        # By the policy's own account, alone and with all that a replay would run before it.
+        own_us = self.policy.own_cost_us(_new_tuple(OpInfo, told), cost_us)
+        recompute_us = own_us + self._cost_of_inputs(args, kwargs)
+        decision = self._answer(_new_tuple(OpInfo, (*told[:6], own_us, recompute_us, *told[8:])))
+        if last is None or self._ways is None:
+            return Step(decision, recompute_us)
+        self._step = self._ways.add(last, passed, decision, recompute_us)
+        return self._step or Step(decision, recompute_us)
+
     def _cost_of_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         """What would have to be replayed before an op with these arguments (an upper bound)."""
-        inputs = set()
-        for tensor in tensors_of(args, kwargs):
-            storage = self._storage(tensor)
-            entry = self.table.get(storage_key(storage)) if storage is not None else None
-            value = entry.value() if entry is not None else None
-            if value is not None and value.recipe is not None:
-                inputs.add(value)
-        return sum(value.recompute_us for value in inputs)
+        values = {self._known(tensor)[1] for tensor in tensors_of(args, kwargs)}
+        return sum(value.recompute_us for value in values if value is not None and value.recipe is not None)
 
     # -- recipes --------------------------------------------------------------------------------------
 
@@ -388,6 +430,8 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
 
 
 def _bytes_made(fresh: tuple[Fresh, ...], writes: tuple[Written, ...]) -> int:
+    if len(fresh) == 1 and not writes:  # the common case
+        return fresh[0][2].nbytes()
     return sum(f[2].nbytes() for f in fresh) + sum(w.storage.nbytes() for w in writes)
 
 
