@@ -18,6 +18,7 @@ from torch import nn
 from ._errors import ArgumentError
 from ._units import parse_bytes
 from .codecs.chooser import shared
+from .codecs.names import resolve as resolve_codecs
 from .engine import scope
 from .fitting import registry
 from .fitting.fitted import Fitted
@@ -63,8 +64,10 @@ def fit(
     `budget` is the plan's unless given. `cache` is a directory in which plans are kept for the next run of the same
     model, shapes and budget, which then starts with them. `verify` replays each op once in the profiled step and
     pins those that do not reproduce. With `stores=("disk",)` a plan may also let values wait on a disk between forward
-    and backward, where that is quicker than making them again. `codecs` serve steps that have no plan yet (see
-    `lowtide.budget`). Gradients are bit-equal to those without lowtide.
+    and backward, where that is quicker than making them again. By `codecs` a plan may hold values packed (those whose
+    size does not depend on the content: bool masks, and the lossy ones, which are used only where they are named), and
+    steps without a plan use all of them (see `lowtide.budget`). Unless a lossy codec is named, gradients are bit-equal
+    to those without lowtide.
 
     >>> import torch, lowtide
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -81,11 +84,18 @@ def fit(
         raise ArgumentError('how much memory may it take? fit(model, budget="8 GiB"), or a plan: fit(model, plan=plan)')
     limit = parse_bytes(budget) if budget is not None else plan.budget_bytes if plan is not None else 0
     store = resolve_store(stores)
-    if plan is not None and plan.link is not None and plan.offload and store is None:
+    if plan is not None and plan.link is not None and plan.in_store and store is None:
         raise ArgumentError(
             f"this plan has values wait on the {plan.link.tier}, and fit may not use it: pass "
             f"stores=({plan.link.tier!r},), or make a plan without"
         )
+    if plan is not None and plan.compress:
+        named = {codec.name for codec in resolve_codecs(codecs)}
+        if missing := sorted({packing.codec for packing in plan.packings} - named):
+            raise ArgumentError(
+                f"this plan holds values packed by {', '.join(map(repr, missing))}, and fit may not use it: pass "
+                f"codecs={tuple(sorted(named | set(missing)))!r}, or make a plan without"
+            )
     shelf = PlanShelf(Path(cache)) if cache is not None else None
     state = Fitted(model, limit, optimizer, store, shared(codecs), plan, shelf, verify)
     registry.enter(model, state)

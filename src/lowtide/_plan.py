@@ -25,7 +25,8 @@ from .engine.tape import Tape
 from .engine.tracing import ProfilingRoom, TracingRecorder
 from .fitting.solving import link_to, shift
 from .fitting.steps import StepScope
-from .planning import BASELINES, Link, Plan, Problem, Simulator, lower_bound, smallest, solve
+from .planning import BASELINES, Link, Packing, Plan, Problem, Simulator, lower_bound, smallest, solve
+from .profiling.packings import packings_for
 from .reporting.frontier import Frontier, Point
 from .stores import Store
 from .stores.names import resolve as resolve_store
@@ -42,6 +43,7 @@ def plan(
     *,
     loss: Loss | None = None,
     stores: str | Store | Sequence[str | Store] | None = ("device",),
+    codecs: str | Sequence[str] | None = "exact",
     verify: bool = True,
     deadline_s: float = 20.0,
 ) -> Plan:
@@ -49,7 +51,8 @@ def plan(
 
     A dict batch is passed as keywords, a tuple as arguments, anything else as the one argument. `loss` maps the
     output to a scalar; without it the output's `.loss` is taken. With `stores=("disk",)` values may wait on a disk, if
-    that is quicker than making them again; `fit` has to be given the same. `print(plan)` is a table, `plan.save(path)`
+    that is quicker than making them again; by `codecs` they may be held packed. `fit` has to be given the same of both,
+    where they are not the defaults. `print(plan)` is a table, `plan.save(path)`
     keeps it, `lowtide.fit(model, plan=plan)` obeys it. `BudgetError.smallest_bytes` is the least that would work.
 
     >>> import torch, lowtide
@@ -61,7 +64,7 @@ def plan(
     limit = parse_bytes(budget)
     link = link_to(resolve_store(stores))
     trace = profile_for(limit, model, batch, loss=loss, verify=verify)
-    return solve(trace, limit, link=link, deadline_s=deadline_s)
+    return solve(trace, limit, link=link, packings=packings_for(trace, codecs), deadline_s=deadline_s)
 
 
 def frontier(
@@ -71,17 +74,20 @@ def frontier(
     *,
     loss: Loss | None = None,
     stores: str | Store | Sequence[str | Store] | None = ("device",),
+    codecs: str | Sequence[str] | None = "exact",
     deadline_s: float = 10.0,
 ) -> Frontier:
     """Time against peak, from the smallest budget that works to everything kept: what memory is worth here.
 
     Each of the `points` is a plan; beside them are the lower bound and what simple schemes would do (a checkpoint
-    on every block, on √n segments, keeping matrix products). `stores` is as for `plan`; `deadline_s` is for each plan.
+    on every block, on √n segments, keeping matrix products). `stores` and `codecs` are as for `plan`; `deadline_s` is
+    for each plan.
     """
     if points < 2:
         raise ArgumentError(f"a frontier has at least two points, not {points}")
     link = link_to(resolve_store(stores))
-    return frontier_of(profile(model, batch, loss=loss), points, link=link, deadline_s=deadline_s)
+    trace = profile(model, batch, loss=loss)
+    return frontier_of(trace, points, link=link, packings=packings_for(trace, codecs), deadline_s=deadline_s)
 
 
 def frontier_of(
@@ -89,11 +95,12 @@ def frontier_of(
     points: int,
     *,
     link: Link | None = None,
+    packings: Sequence[Packing] = (),
     deadline_s: float = 10.0,
     progress: Callable[[int], None] | None = None,
 ) -> Frontier:
     """`frontier` of a step that was profiled before; `progress` is called with the number of plans made so far."""
-    simulator = Simulator(Problem(trace, link))
+    simulator = Simulator(Problem(trace, link, packings))
     keep_all = simulator.run([True] * len(trace.ops))
     least = smallest(simulator, deadline=time.monotonic() + 2 * deadline_s)
     found = []
@@ -101,7 +108,7 @@ def frontier_of(
         # Closer together where memory is short: there the time changes most.
         limit = least.peak_bytes + (keep_all.peak_bytes - least.peak_bytes) * k**2 // (points - 1) ** 2
         with contextlib.suppress(BudgetError):
-            one = solve(trace, limit, link=link, deadline_s=deadline_s)
+            one = solve(trace, limit, link=link, packings=packings, deadline_s=deadline_s)
             found.append(Point(limit, one.predicted_peak_bytes, one.predicted_step_s, one.bound_step_s, one.solver))
         if progress is not None:
             progress(k + 1)

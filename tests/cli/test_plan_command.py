@@ -150,3 +150,23 @@ def test_the_search_finds_the_largest(largest: int, start: int) -> None:
     assert len(asked) == len(set(asked))
     assert max(asked) <= 32
     assert min(asked) >= 1
+
+
+def test_a_lossy_codec_is_used_only_if_named(lowtide_command: Command) -> None:
+    words = ("plan", "--preset", "gpt2-tiny", "--batch", "4", "--seq", "64", "--deadline", "3")
+    budget = plain_peak(lowtide_command, *words) - 2 * 2**20
+    codecs = {}
+    for options in ((), ("--codec", "bf16"), ("--codec", "none")):
+        result = lowtide_command(*words, "--budget", f"{budget}B", "--json", "-", "--quiet", *options)
+        assert result.exit_code == 0, result.stderr
+        codecs[options[1:]] = {packing.codec for packing in Plan.from_json(result.stdout).packings}
+    assert "bf16" not in codecs[()]
+    assert "bf16" in codecs[("bf16",)]
+    assert codecs[("none",)] == set()
+
+
+def test_the_codecs_that_can_be_named_are_those_that_there_are() -> None:
+    from lowtide.cli._options import CODECS
+    from lowtide.codecs import CODECS as there_are
+
+    assert set(CODECS) == {"exact", "none", *there_are}

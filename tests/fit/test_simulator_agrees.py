@@ -20,22 +20,31 @@ from lowtide.engine.replay import Handle
 from lowtide.engine.room import LEDGER
 from lowtide.engine.torch_private import storage_key
 from lowtide.engine.values import Kept
-from lowtide.planning import Link, Plan, Problem, Simulator, simulate, solve
+from lowtide.planning import Link, Packing, Plan, Problem, Simulator, simulate, solve
+from lowtide.profiling.packings import measure_packing
 from lowtide.stores import DiskStore
 from lowtide.trace import Trace
 
 from ..engine import deep
-from ..engine.steps import assert_equal, run_step
+from ..engine.steps import assert_close, assert_equal, run_step
 
 LINK = Link("disk", out_bytes_per_s=1e9, in_bytes_per_s=1e9, least_bytes=1)
 
 
-def random_plan(trace: Trace, seed: int, share: float, twice: float, away: float) -> Plan:
-    """A plan that keeps some ops and recomputes others, some again and again; some of the kept are offloaded."""
+def packings() -> tuple[Packing, ...]:
+    """Floats in half the bytes, bools in an eighth; values of any size, to have many."""
+    found = measure_packing("bf16", "float32"), measure_packing("mask", "bool")
+    return tuple(replace(packing, least_bytes=1) for packing in found if packing is not None)
+
+
+def random_plan(
+    trace: Trace, seed: int, share: float, twice: float, away: float, packed: tuple[Packing, ...] = ()
+) -> Plan:
+    """A plan that keeps some ops and recomputes others, some again and again; some of the kept wait elsewhere."""
     rng = random.Random(seed)
     keep = tuple(op.pinned is not None or rng.random() < share for op in trace.ops)
     again = tuple(j for j, kept in enumerate(keep) if not kept and rng.random() < twice)
-    problem = Problem(trace, LINK)
+    problem = Problem(trace, None if packed else LINK, packed)
     keep = tuple(bool(kept) for kept in problem.obeyed(keep))
     again = tuple(j for j in again if not keep[j])
     offload = {j for j, kept in enumerate(keep) if kept and problem.offloadable[j] and rng.random() < away}
@@ -52,7 +61,9 @@ def random_plan(trace: Trace, seed: int, share: float, twice: float, away: float
         again=again,
         offload=tuple(simulated.written_by),
         written_by=tuple(simulated.written_by.values()),
-        link=LINK,
+        compress=tuple(j for j in simulated.written_by if problem.packed[j]),
+        link=problem.link,
+        packings=problem.packings,
         predicted_peak_bytes=simulated.peak_bytes,
         replayed_ops=simulated.replayed_ops,
     )
@@ -68,9 +79,9 @@ class Account:
             monkeypatch.setattr(kind, "unpack", self._watched(kind.unpack))
         saw = Gauge.saw
 
-        def saw_too(gauge: Gauge, out: Any) -> None:
-            saw(gauge, out)
-            self.moment()
+        def saw_too(gauge: Gauge, out: Any, beside_bytes: int = 0) -> None:
+            saw(gauge, out, beside_bytes)
+            self.moment(beside_bytes)
 
         monkeypatch.setattr(Gauge, "saw", saw_too)
 
@@ -84,24 +95,30 @@ class Account:
 
         return watched
 
-    def moment(self) -> None:
+    def moment(self, beside_bytes: int = 0) -> None:
         if self.asks:
-            self.asks[-1] = max(self.asks[-1], LEDGER.live_bytes)
+            self.asks[-1] = max(self.asks[-1], LEDGER.live_bytes + beside_bytes)
 
 
-@pytest.mark.parametrize("away", [0.0, 0.5], ids=["recomputed", "offloaded"])
+@pytest.mark.parametrize("way", ["recomputed", "offloaded", "packed"])
 @pytest.mark.parametrize("name", sorted(deep.DEEP))
-def test_random_plans(name: str, away: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, batch = deep.build(name)
     plain = run_step(model, batch)
     LEDGER.see_everything()
     trace = profile(model, batch)
-    plan = random_plan(trace, sorted(deep.DEEP).index(name), share=0.6, twice=0.2, away=away)
+    packed = packings() if way == "packed" else ()
+    away = 0.0 if way == "recomputed" else 0.5
+    plan = random_plan(trace, sorted(deep.DEEP).index(name), share=0.6, twice=0.2, away=away, packed=packed)
     assert plan.recomputed
-    assert bool(plan.offload) == bool(away)
+    assert bool(plan.in_store) == (way == "offloaded")
+    assert bool(plan.compress) == (way == "packed")
     store = DiskStore(tmp_path)
-    lowtide.fit(model, plan=plan, budget=2**60, stores=store, codecs=None)
-    assert_equal(plain, run_step(model, batch))
+    lowtide.fit(model, plan=plan, budget=2**60, stores=store, codecs=("bf16",) if packed else None)
+    if packed:  # bfloat16 loses something, and is told apart from garbage by losing little
+        assert_close(plain, run_step(model, batch))
+    else:
+        assert_equal(plain, run_step(model, batch))
     assert lowtide.report(model).online_steps == 0
     assert lowtide.report().replayed_ops == plan.replayed_ops
 
@@ -112,7 +129,7 @@ def test_random_plans(name: str, away: float, monkeypatch: pytest.MonkeyPatch, t
     model.zero_grad(set_to_none=True)
     torch.manual_seed(3)
     model(**batch).loss.backward()
-    predicted = simulate(trace, plan.keep, plan.again, plan.departures, LINK).ask_live
+    predicted = simulate(trace, plan.keep, plan.again, plan.departures, plan.link, plan.packings).ask_live
     assert len(account.asks) == len(predicted)
     differences = [measured - int(expected) for measured, expected in zip(account.asks, predicted, strict=True)]
     usual = statistics.mode(d // 1024 for d in differences) * 1024  # what the test has come to hold since

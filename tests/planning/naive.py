@@ -11,7 +11,7 @@ from lowtide.trace import Trace
 
 
 class Naive:
-    def __init__(self, trace: Trace, keep, again=(), written_by=None, in_s=None):
+    def __init__(self, trace: Trace, keep, again=(), written_by=None, in_s=None, packing=None):
         self.trace, self.keep = trace, list(keep)
         for j, op in enumerate(trace.ops):  # what is written over memory that is kept cannot be made again
             olds = [trace.values[w.old] for w in op.writes if w.old is not None]
@@ -20,6 +20,7 @@ class Naive:
         self.again = {j for j in again if not self.keep[j]}
         self.n = len(trace.ops)
         self.written_by, self.in_s = written_by or {}, in_s
+        self.packing = packing or {}  # by value, of those that are packed where they are away
         self.made = [v for v, value in enumerate(trace.values) if value.op is not None]
         self.seconds = 0.0
         self.replays = 0
@@ -72,12 +73,26 @@ class Naive:
                 for v in self.held(there, j + 1)
                 if not self.is_away(v) or j < self.written_by[self.trace.values[v].op]
             }
-            live.append(self.trace.ops[j].other_bytes + self.size(there | held))
+            packed = [v for v in self.packing if self.is_away(v) and self.trace.values[v].op < j]
+            at_work = [v for v in packed if self.trace.values[v].op == j - 1]
+            beside = self.packed_size(packed) + sum(self.workspace(v) for v in at_work)
+            live.append(self.trace.ops[j].other_bytes + self.size(there | held) + beside)
+        for v in self.packing:
+            if self.is_away(v):
+                self.seconds += self.packing[v].in_s(self.trace.values[v].nbytes)
         return live
 
     def is_away(self, v) -> bool:
-        """Whether v waits in the store: what only forward needs does not."""
-        return self.trace.values[v].op in self.written_by and v in self.held(set(), self.n)
+        """Whether v waits elsewhere: what only forward needs does not, nor what its op's codec does not take."""
+        op = self.trace.values[v].op
+        packs = any(other in self.packing for other in self.trace.ops[op].outputs)
+        return op in self.written_by and (not packs or v in self.packing) and v in self.held(set(), self.n)
+
+    def packed_size(self, values) -> int:
+        return sum(self.packing[v].packed_bytes(self.trace.values[v].nbytes) for v in values)
+
+    def workspace(self, v) -> int:
+        return self.packing[v].workspace(self.trace.values[v].nbytes)
 
     def backward(self) -> list[int]:
         saved = [v for v in self.made if v in self.trace.saved]
@@ -86,6 +101,7 @@ class Naive:
         self.open_recipes = self.recipes(saved)
         self.resident = {v for v in self.held(set(), self.n) if not self.is_away(v)}
         self.original = set(self.resident)
+        self.packed = {v for v in self.packing if self.is_away(v)}
         self.given: set[int] = set()
         peaks = []
         for k, ask in enumerate(asks):
@@ -117,6 +133,7 @@ class Naive:
             self.size(shared | (self.resident & self.original))
             + self.size(others - shared)
             + self.size(self.resident - self.original)
+            + self.packed_size(self.packed)
         )
 
     def wanted(self, v) -> bool:
@@ -129,6 +146,7 @@ class Naive:
             if not dead:
                 break
         self.resident = {v for v in self.resident if self.wanted(v)}
+        self.packed = {v for v in self.packed if self.wanted(v)}
 
     def resolve(self, asked) -> None:
         stack = [(asked, None)]
@@ -140,8 +158,13 @@ class Naive:
                 continue
             if self.is_away(v):
                 self.resident.add(v)
-                self.seconds += self.in_s(self.trace.values[v].nbytes)
-                self.peak = max(self.peak, self.live())
+                if v in self.packing:
+                    self.seconds += self.packing[v].out_s(self.trace.values[v].nbytes)
+                    self.peak = max(self.peak, self.live() + self.workspace(v))
+                    self.packed.discard(v)
+                else:
+                    self.seconds += self.in_s(self.trace.values[v].nbytes)
+                    self.peak = max(self.peak, self.live())
                 stack.pop()
                 continue
             op = self.trace.values[v].op
@@ -184,9 +207,9 @@ class Naive:
             self.open_recipes.discard(op)
 
 
-def naive_simulation(trace: Trace, keep, again=(), written_by=None, in_s=None):
+def naive_simulation(trace: Trace, keep, again=(), written_by=None, in_s=None, packing=None):
     """(forward live bytes, live bytes by ask, extra seconds, replays); `written_by`: what is offloaded, and when"""
-    naive = Naive(trace, keep, again, written_by, in_s)
+    naive = Naive(trace, keep, again, written_by, in_s, packing)
     forward = naive.forward()
     asks = naive.backward()
     return forward, asks, naive.seconds, naive.replays

@@ -11,6 +11,7 @@ from typing import Any
 from .._errors import BudgetError
 from .._units import format_bytes
 from ..planning import Link, Plan, solve
+from ..profiling.packings import packings_for
 from ..reporting.report import Report
 from ..trace import Trace
 from ._answers import save
@@ -72,10 +73,11 @@ def draw(report: Report, outputs: Outputs) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """How plans are looked for: how long, and whether values may wait in a store."""
+    """How plans are looked for: how long, and whether values may wait in a store or be held packed."""
 
     deadline_s: float
     link: Link | None = None
+    codecs: tuple[str, ...] = ()
 
 
 def fits(subject: Subject, budget: int, search: Search, teller: Teller) -> Fits:
@@ -156,5 +158,6 @@ def _shown(one: Tried) -> str:
 
 def _planned(trace: Trace, budget: int, search: Search, teller: Teller) -> Fits:
     teller.phase("planning")
-    plan = solve(trace, budget, link=search.link, deadline_s=search.deadline_s, progress=teller.say)
+    packings = packings_for(trace, search.codecs)
+    plan = solve(trace, budget, link=search.link, packings=packings, deadline_s=search.deadline_s, progress=teller.say)
     return Fits(plan, Report.of(trace, plan))

@@ -14,6 +14,7 @@ from .._units import parse_bytes
 from ._presets import PRESETS
 
 STORES = ("device", "host", "disk")
+CODECS = ("exact", "none", "constant", "mask", "narrow", "sparse", "bytes", "bf16", "fp16", "fp8", "int8")
 F = TypeVar("F", bound=Callable[..., Any])
 
 OPTIMIZER_STATE = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2}
@@ -36,6 +37,21 @@ def store_option(command: F) -> F:
         default="device",
         show_default=True,
         help="Where values may wait between forward and backward, if that is quicker than making them again.",
+    )(command)
+
+
+def codec_option(command: F) -> F:
+    """What values may be held packed by."""
+    return click.option(
+        "--codec",
+        "codecs",
+        type=click.Choice(CODECS),
+        multiple=True,
+        default=("exact",),
+        show_default=True,
+        callback=lambda ctx, param, names: () if "none" in names else names,
+        help="What values may be held packed by; may be given several times. bf16, fp16, fp8 and int8 are lossy: they "
+        "change gradients, and are used only if named.",
     )(command)
 
 

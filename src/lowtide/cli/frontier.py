@@ -10,6 +10,7 @@ from ._failing import PlainCommand
 from ._options import (
     PRESET_LIST,
     choice_and_outputs,
+    codec_option,
     deadline_option,
     model_options,
     output_options,
@@ -22,10 +23,13 @@ from ._options import (
 @model_options
 @click.option("--points", type=click.IntRange(min=2), default=12, show_default=True, help="How many plans to make.")
 @store_option
+@codec_option
 @deadline_option(10.0, "To search for each plan.")
 @output_options
 @talk_options
-def frontier(points: int, store: str, deadline: float, quiet: bool, verbose: int, **options: Any) -> None:
+def frontier(
+    points: int, store: str, codecs: tuple[str, ...], deadline: float, quiet: bool, verbose: int, **options: Any
+) -> None:
     """Time against memory: what every budget costs, from the smallest that works to everything kept.
 
     One step is run and profiled without a limit; then plans are made. Beside each stands the lower bound, which
@@ -43,6 +47,7 @@ def frontier(points: int, store: str, deadline: float, quiet: bool, verbose: int
     from .._plan import frontier_of
     from ..fitting.solving import link_named
     from ..planning import solve
+    from ..profiling.packings import packings_for
     from ..reporting.report import Report
     from ._answers import check_can_draw, save, show, write_json
     from ._progress import telling
@@ -51,13 +56,13 @@ def frontier(points: int, store: str, deadline: float, quiet: bool, verbose: int
     check_can_draw(outputs)
     with telling(quiet=quiet, verbosity=verbose) as teller:
         trace = find_subject(choice).trace(teller)
-        link = link_named(store)
+        ways: dict[str, Any] = {"link": link_named(store), "packings": packings_for(trace, codecs)}
         teller.phase(f"making {points} plans", total=points)
-        found = frontier_of(trace, points, link=link, deadline_s=deadline, progress=teller.done)
+        found = frontier_of(trace, points, **ways, deadline_s=deadline, progress=teller.done)
         if outputs.html is not None:
             middle = found.points[len(found.points) // 2]
             teller.phase("drawing")
-            report = Report.of(trace, solve(trace, middle.budget_bytes, link=link, deadline_s=deadline), found)
+            report = Report.of(trace, solve(trace, middle.budget_bytes, **ways, deadline_s=deadline), found)
             save(outputs.html, report.save_html)
     show(outputs, str(found))
     write_json(outputs, found.to_json())

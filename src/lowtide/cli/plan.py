@@ -10,6 +10,7 @@ from ._failing import TOO_SMALL, PlainCommand
 from ._options import (
     PRESET_LIST,
     choice_and_outputs,
+    codec_option,
     deadline_option,
     model_options,
     output_options,
@@ -24,6 +25,7 @@ from ._options import (
 @click.option("--budget", callback=size, required=True, metavar="SIZE", help="A number and a unit: 8GiB, 500MB.")
 @click.option("--max-batch", is_flag=True, help="Find the largest batch within the budget, starting at the usual one.")
 @store_option
+@codec_option
 @deadline_option(20.0, "To search for a plan; with --max-batch for each.")
 @output_options
 @talk_options
@@ -34,6 +36,7 @@ def plan(
     budget: int,
     max_batch: bool,
     store: str,
+    codecs: tuple[str, ...],
     deadline: float,
     quiet: bool,
     verbose: int,
@@ -59,7 +62,7 @@ def plan(
       lowtide plan --preset gpt2-tiny --budget 48MiB --store disk
 
     The JSON is the plan itself: lowtide.fit(model, plan=lowtide.Plan.load("plan.json")) obeys it (with
-    stores=("disk",), if it was made with --store disk).
+    stores=("disk",) or codecs="bf16", if it was made with --store disk or --codec bf16).
 
     \b
     Exit codes: 0 it fits, 3 it does not (the smallest budget that works is said),
@@ -77,7 +80,7 @@ def plan(
     check_can_draw(outputs)
     with telling(quiet=quiet, verbosity=verbose) as teller:
         subject = find_subject(choice, sized=max_batch)
-        search = Search(deadline, link_named(store))
+        search = Search(deadline, link_named(store), codecs)
         answer: Fits | BudgetError
         try:
             if max_batch:

@@ -11,12 +11,13 @@ from ..running.ending import Ending
 from ..running.program import Program
 from ..running.settings import Settings
 from ._failing import PlainCommand
-from ._options import new_file, size, store_option
+from ._options import codec_option, new_file, size, store_option
 
 
 @click.command(cls=PlainCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--budget", required=True, callback=size, metavar="SIZE", help='For all live tensors, such as "8GiB".')
 @store_option
+@codec_option
 @click.option("--report", callback=new_file, metavar="FILE.html", help="Write a page about the plan at exit.")
 @click.option("--cache", type=click.Path(file_okay=False), metavar="DIR", help="Keep plans there for the next run.")
 @click.option("--quiet", "-q", is_flag=True, help="No summary at exit.")
@@ -26,6 +27,7 @@ from ._options import new_file, size, store_option
 def run(
     budget: int,
     store: str,
+    codecs: tuple[str, ...],
     report: str | None,
     cache: str | None,
     quiet: bool,
@@ -52,7 +54,7 @@ def run(
     """
     if not is_module and not Path(target).is_file():
         raise ArgumentError(f"there is no script {target!r} here: a module is run with -m")
-    settings = Settings(budget, store, _absolute(cache))
+    settings = Settings(budget, store, codecs, _absolute(cache))
     Ending(settings, _absolute(report), quiet).prepare()
     Program(target, arguments, is_module).run()
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from ._contract import Codec, Encoded, Packed, Tensor, index_dtype, pieces
+from ._contract import Codec, Encoded, FixedSize, Packed, Tensor, index_dtype, pieces
 
 BLOCK = 64
 
@@ -35,6 +35,13 @@ class Blockwise(Codec):
     def accepts(self, dtype: torch.dtype) -> bool:
         """Floats of more than a byte, real or complex."""
         return dtype in _REALS
+
+    def fixed_size(self, dtype: torch.dtype) -> FixedSize | None:
+        """A byte a value and a scale a block."""
+        if dtype not in _REALS or dtype.is_complex:
+            return None
+        work_bytes = 4 * _REALS[dtype][1].itemsize
+        return FixedSize(bits=8, block_bytes=self.scale_dtype(dtype).itemsize, work_bytes=work_bytes)
 
     def _pack(self, row: Tensor) -> Packed | None:
         real, work = _REALS[row.dtype]

@@ -48,6 +48,17 @@ class Geometry:
         return self.count * self.dtype.itemsize
 
 
+class FixedSize(NamedTuple):
+    """What a codec takes for any content, as long as that is finite."""
+
+    bits: int
+    """For each element."""
+    block_bytes: int = 0
+    """More for every 64 of them."""
+    work_bytes: int = 0
+    """For each element of a piece, while it encodes or decodes; more where values are near the ends of their range."""
+
+
 class Packed(NamedTuple):
     """What a subclass makes of a row."""
 
@@ -110,6 +121,10 @@ class Codec(ABC):
     def accepts(self, dtype: torch.dtype) -> bool:
         """Whether tensors of this dtype can be encoded at all."""
         return True
+
+    def fixed_size(self, dtype: torch.dtype) -> FixedSize | None:
+        """What tensors of this dtype take whatever they contain; None where that depends on it."""
+        return None
 
     @abstractmethod
     def _pack(self, row: Tensor) -> Packed | None:

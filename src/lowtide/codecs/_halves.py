@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from ._contract import Codec, Encoded, Packed, Tensor, pieces
+from ._contract import Codec, Encoded, FixedSize, Packed, Tensor, pieces
 
 _WIDE = {
     torch.float32: torch.float32,
@@ -30,6 +30,10 @@ class Half(Codec):
     def accepts(self, dtype: torch.dtype) -> bool:
         """float32 and float64, real or complex."""
         return dtype in _WIDE
+
+    def fixed_size(self, dtype: torch.dtype) -> FixedSize | None:
+        """Two bytes a value."""
+        return FixedSize(bits=16) if dtype in (torch.float32, torch.float64) else None
 
     def _pack(self, row: Tensor) -> Packed | None:
         values = row.view(_WIDE[row.dtype])

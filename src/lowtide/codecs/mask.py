@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ._bitmap import pack_bits, packed_length, unpack_bits
-from ._contract import Codec, Encoded, Packed, Tensor, as_bits, extremes, pieces, sample
+from ._contract import Codec, Encoded, FixedSize, Packed, Tensor, as_bits, extremes, pieces, sample
 
 
 class Mask(Codec):
@@ -16,6 +16,10 @@ class Mask(Codec):
 
     name = "mask"
     exact = True
+
+    def fixed_size(self, dtype: torch.dtype) -> FixedSize | None:
+        """A bool is always one of two."""
+        return FixedSize(bits=1, work_bytes=6) if dtype is torch.bool else None
 
     def _pack(self, row: Tensor) -> Packed | None:
         bits = as_bits(row)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..codecs import Chooser, Encoded
+from ..codecs import CODECS, Chooser, Encoded, decode
 from ..codecs._contract import PIECE
 from .eviction import seat_of
 from .ledger import Ledger
-from .values import Value, flat
+from .values import Tensor, Value, flat
 
 _QUICKEST_US = 5e-4  # for a byte, a guess on the safe side: 2 GB a second for packing and unpacking
 
@@ -52,6 +52,24 @@ class Compressing:
         self.counts["compressed"] += 1
         self.counts["compressed bytes"] += value.nbytes
         self.counts["compressed to bytes"] += encoded.nbytes
+
+
+def pack(value: Value, tensor: Tensor, codec: str) -> None:
+    """Hold a value, of which `tensor` is a view, only by this codec, unless that cannot be."""
+    row = flat(tensor)
+    encoded = CODECS[codec].encode(row)
+    if encoded is None:
+        value.hold(tensor, tensor.untyped_storage())
+    else:
+        seat_of(value).encoded = encoded
+
+
+def unpack(value: Value) -> None:
+    """Give a packed value its content again."""
+    seat = seat_of(value)
+    assert seat.encoded is not None
+    value.own(decode(seat.encoded))
+    seat.encoded = None
 
 
 def workspace(nbytes: int) -> int:

@@ -1,17 +1,20 @@
-"""Following a plan's offloading: values go to a store in forward and are read back when backward needs them.
+"""Following a plan's values that wait elsewhere: in a store, or packed by a codec, until backward needs them.
 
 A value is put when autograd saves it or a recipe refers to it, and is written while ops go on. Before the op that the
 plan names it has been written: if the store is slower than it was taken to be, forward waits there, so that the peak
 is the planned one and only the time is not. What cannot be written (a full disk) stays in memory; the store warns.
+Packing is done at once.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ..planning import Packing, Plan
+from ..planning.packing import best_packing
 from ..stores import Store, Ticket
+from .compressing import pack, unpack
 from .eviction import seat_of
 from .offloading import wait_until_written
 from .torch_private import without_modes
@@ -22,32 +25,46 @@ if TYPE_CHECKING:
 
 
 class Ferry:
-    """The traffic of one planned step with its store."""
+    """The traffic of one planned step with its store and its codecs."""
 
-    def __init__(self, store: Store, written_by: Mapping[int, int], gauge: Gauge | None) -> None:
+    def __init__(self, plan: Plan, store: Store | None, gauge: Gauge | None) -> None:
         self.store = store
-        self._written_by = written_by
+        self._written_by = plan.departures
+        self._compress = frozenset(plan.compress)
+        self._packings = plan.packings
         self._gauge = gauge
         self._due: dict[int, list[weakref.ref[Ticket]]] = {}
         self._passed = -1  # the op that was made last
 
-    def takes(self, value: Value) -> bool:
-        """Whether the plan wants this value to wait in the store."""
+    def takes(self, value: Value, tensor: Tensor) -> bool:
+        """Whether the plan wants this value, of which `tensor` is a view, to wait elsewhere."""
         origin = value.origin
         # What FSDP gathers it also frees, under the hands of whoever still reads it.
-        return (
-            value.recipe is None
-            and origin is not None
-            and origin.number in self._written_by
-            and not origin.facts.regathers
-        )
+        if value.recipe is not None or origin is None or origin.facts.regathers:
+            return False
+        if origin.number in self._compress:
+            return self._packing_of(value, tensor) is not None
+        return self.store is not None and origin.number in self._written_by
+
+    def _packing_of(self, value: Value, tensor: Tensor) -> Packing | None:
+        return best_packing(self._packings, str(tensor.dtype).removeprefix("torch."), value.nbytes)
 
     def put(self, value: Value, tensor: Tensor) -> None:
-        """Have a value written, unless it is already on its way."""
+        """Have a value packed or written, unless it is already, or on its way."""
         seat = seat_of(value)
-        if seat.ticket is not None:
+        if seat.is_away or value.tensor is not None:
             return
         assert value.origin is not None
+        if value.origin.number in self._compress:
+            packing = self._packing_of(value, tensor)
+            assert packing is not None
+            with without_modes():
+                pack(value, tensor, packing.codec)
+            if self._gauge is not None:
+                parts = seat.encoded.parts if seat.encoded is not None else ()
+                self._gauge.saw(parts, packing.workspace(value.nbytes))
+            return
+        assert self.store is not None
         with without_modes():  # its own ops are not the step's
             seat.ticket = self.store.put(flat(tensor), str(value.origin))
         seat.store = self.store
@@ -62,12 +79,21 @@ class Ferry:
         self._passed = number
         for ref in self._due.pop(number + 1, ()):
             ticket = ref()
-            if ticket is not None:
+            if ticket is not None and self.store is not None:
                 wait_until_written(self.store, ticket)
 
     def bring_back(self, value: Value) -> bool:
-        """Read a value that is in the store, if it is."""
+        """Unpack a value, or read it from the store, if it is there."""
         seat = value.seat
+        if seat is not None and seat.encoded is not None:
+            packed = seat.encoded  # until the value itself has been counted
+            with without_modes():
+                unpack(value)
+            if self._gauge is not None and value.tensor is not None:
+                packing = self._packing_of(value, value.tensor)
+                self._gauge.saw(value.tensor, 0 if packing is None else packing.workspace(value.nbytes))
+            del packed
+            return True
         if seat is None or seat.ticket is None or seat.store is None:
             return False
         tensor = seat.store.fetch(seat.ticket)

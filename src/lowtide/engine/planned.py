@@ -3,7 +3,7 @@
 Ops are matched by number and name. At the first difference the rest of the step is recorded under the online
 budget instead: still exact, still within the limit as far as what was already kept allows. Following a plan makes
 no room and looks at no bytes, so it costs no more than a rule. A gauge, where there is one, measures the peak; a
-ferry, where the plan offloads, moves values to a store and back.
+ferry, where values wait elsewhere, takes them there and back.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Gauge:
         self.ledger = ledger
         self.peak_bytes = ledger.live_bytes
 
-    def saw(self, out: Any) -> None:
-        """An op has made this."""
+    def saw(self, out: Any, beside_bytes: int = 0) -> None:
+        """An op has made this, with so many bytes more while it ran."""
         self.ledger.see_all(out if isinstance(out, (tuple, list)) else (out,))
-        self.peak_bytes = max(self.peak_bytes, self.ledger.live_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.ledger.live_bytes + beside_bytes)
 
     def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op and see what it makes."""
@@ -103,7 +103,7 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
 
     def _keep(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
         """Hold a value from now on, or have it wait in the store."""
-        if self._ferry is not None and self.differs_at is None and self._ferry.takes(value):
+        if self._ferry is not None and self.differs_at is None and self._ferry.takes(value, tensor):
             self._ferry.put(value, tensor)
         else:
             super()._keep(value, tensor, storage)
@@ -120,7 +120,7 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         """The handle that autograd gets instead of `tensor`."""
         if self.differs_at is not None:
             return super().pack(tensor)
-        handle = self._offloaded(tensor) if self._ferry is not None else None
+        handle = self._put_elsewhere(tensor) if self._ferry is not None else None
         if handle is None:
             handle = Recorder.pack(self, tensor)
         if self.tape.first_handle is None:
@@ -131,25 +131,24 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
                 return TransientHandle(handle.ref, self.tape)
         return handle
 
-    def _offloaded(self, tensor: Tensor) -> Handle | Kept | None:
-        """The handle on a value that waits in the store; None for all others."""
+    def _put_elsewhere(self, tensor: Tensor) -> Handle | Kept | None:
+        """The handle on a value that waits elsewhere; None for all others."""
         assert self._ferry is not None
         _, value = self._known(tensor)
-        if value is None or not self._ferry.takes(value):
+        if value is None or not self._ferry.takes(value, tensor):
             return None
-        if not value.counted:
-            value.counted = True
-            self.tape.offloaded_values += 1
-            self.tape.offloaded_bytes += value.nbytes
         self._ferry.put(value, tensor)
+        if not value.counted:
+            self.tape.count_elsewhere(value, packed=value.seat is not None and value.seat.encoded is not None)
         value.claims += 1
         return Handle(Ref(value, tensor), self.tape)
 
 
 def _ferry_of(plan: Plan, room: Room, gauge: Gauge | None) -> Ferry | None:
-    if not plan.offload or room.offloading is None:
-        return None  # without the store everything that was to be offloaded is kept: `fit` has seen to that
-    return Ferry(room.offloading.store, plan.departures, gauge)
+    if not plan.offload:
+        return None
+    # Without the store everything that was to be there is kept: `fit` has seen to that.
+    return Ferry(plan, None if room.offloading is None else room.offloading.store, gauge)
 
 
 never_compile(PlannedRecorder.__torch_dispatch__)

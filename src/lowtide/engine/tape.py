@@ -45,6 +45,8 @@ class Tape:
         self.recomputed_bytes = 0
         self.offloaded_values = 0
         self.offloaded_bytes = 0
+        self.compressed_values = 0
+        self.compressed_bytes = 0
         self.outside_values = 0
         self.copied_bytes = 0
         self.replayed_ops = 0
@@ -78,6 +80,16 @@ class Tape:
             self.kept_bytes += value.nbytes
         else:
             self.outside_values += 1
+
+    def count_elsewhere(self, value: Value, packed: bool) -> None:
+        """Count a value that autograd saves for the first time, and that a plan has wait elsewhere."""
+        value.counted = True
+        if packed:
+            self.compressed_values += 1
+            self.compressed_bytes += value.nbytes
+        else:
+            self.offloaded_values += 1
+            self.offloaded_bytes += value.nbytes
 
     def count_kept_after_all(self, value: Value) -> None:
         """A value that was counted as recomputed turns out to be a layer's input."""
@@ -117,6 +129,8 @@ class Tape:
             bytes_recomputed=self.recomputed_bytes,
             values_offloaded=self.offloaded_values,
             bytes_offloaded=self.offloaded_bytes,
+            values_compressed=self.compressed_values,
+            bytes_compressed=self.compressed_bytes,
             values_from_outside=self.outside_values,
             replayed_ops=self.replayed_ops,
             bytes_copied=self.copied_bytes,

@@ -27,10 +27,11 @@ from .values import Kept, Recipe, Ref, Tensor, Value
 
 
 class _Value:
-    __slots__ = ("dies", "freed_at_ask", "nbytes", "op", "storage")
+    __slots__ = ("dies", "dtype", "freed_at_ask", "nbytes", "op", "storage")
 
-    def __init__(self, nbytes: int, op: int | None, storage: int) -> None:
+    def __init__(self, nbytes: int, op: int | None, storage: int, dtype: str) -> None:
         self.nbytes = nbytes
+        self.dtype = dtype
         self.op = op
         self.storage = storage
         self.dies: int | None = None  # None: alive so far
@@ -80,7 +81,7 @@ class Profile:
         outputs = []
         for value, tensor in made:
             storage = self._own(tensor)
-            outputs.append(self._new(value, number, storage))
+            outputs.append(self._new(value, number, storage, str(tensor.dtype).removeprefix("torch.")))
             self._lives[storage] = weakref.ref(tensor, lambda _, s=storage: self._let_go(s))  # type: ignore[misc]
         writes = []
         for write, new in written:
@@ -134,7 +135,7 @@ class Profile:
         """All of it, for a planner."""
         count = len(self.ops)
         values = tuple(
-            records.Value(v.nbytes, v.op, v.storage, count if v.dies is None else v.dies, v.freed_at_ask)
+            records.Value(v.nbytes, v.op, v.storage, count if v.dies is None else v.dies, v.freed_at_ask, v.dtype)
             for v in self.values
         )
         asks = []
@@ -171,9 +172,9 @@ class Profile:
             found = self._new(value, None, storage)
         return found
 
-    def _new(self, value: Value, op: int | None, storage: int) -> int:
+    def _new(self, value: Value, op: int | None, storage: int, dtype: str = "") -> int:
         number = len(self.values)
-        self.values.append(_Value(value.nbytes, op, storage))
+        self.values.append(_Value(value.nbytes, op, storage, dtype))
         self._ids[value] = number
         self._latest[storage] = number
         return number

@@ -62,6 +62,7 @@ class Fitted:
         self.optimizer = optimizer
         self.store = store
         self.chooser = chooser
+        self._codecs = chooser.allowed if chooser is not None else ()
         self.verify = verify
         self.kinds: OrderedDict[Any, Kind] = OrderedDict()
         self._given_plan = plan
@@ -190,7 +191,8 @@ class Fitted:
         shifted = shift(kind.trace, outside - kind.outside_bytes)
         try:
             with planning_progress() as say:
-                kind.plan = solve_with_caution(shifted, self.limit_bytes - kind.margin_bytes, say, self.store)
+                limit = self.limit_bytes - kind.margin_bytes
+                kind.plan = solve_with_caution(shifted, limit, say, self.store, self._codecs)
         except BudgetError as error:
             # The online budget has just held it, by recomputing again and again what a plan recomputes once.
             kind.online = True
@@ -216,9 +218,9 @@ class Fitted:
         if kind is None:
             kind = self.kinds[signature] = Kind(plan=self._given_plan)
             if self._shelf is not None:
-                kind.key = key_of(
-                    model, (signature, self.limit_bytes, self.store.tier if self.store is not None else None)
-                )
+                tier = self.store.tier if self.store is not None else None
+                codecs = [codec.name for codec in self._codecs]
+                kind.key = key_of(model, (signature, self.limit_bytes, tier, codecs))
                 kind.plan = kind.plan or self._shelf.get(kind.key)
             while len(self.kinds) > _MOST_KINDS:
                 self.kinds.popitem(last=False)

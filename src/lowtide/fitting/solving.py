@@ -7,13 +7,15 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .._errors import StoreError
+from ..codecs import Codec
 from ..engine.offloading import pace_of
 from ..planning import Link, Plan, solve
+from ..profiling.packings import packings_for
 from ..profiling.tiers import Trips, measure_trips
 from ..stores import Store
 from ..stores.names import resolve
@@ -37,11 +39,23 @@ def shift(trace: Trace, nbytes: int) -> Trace:
     )
 
 
-def solve_with_caution(trace: Trace, limit_bytes: int, say: Callable[[str], None], store: Store | None = None) -> Plan:
+def solve_with_caution(
+    trace: Trace,
+    limit_bytes: int,
+    say: Callable[[str], None],
+    store: Store | None = None,
+    codecs: Sequence[Codec] = (),
+) -> Plan:
     """A plan that leaves a little of the limit free, or, if there is none, one that does not."""
-    free = limit_bytes // _CAUTION
-    link = link_to(store)
-    return solve(trace, limit_bytes, link=link, leave_free_bytes=free, deadline_s=_DEADLINE_S, progress=say)
+    return solve(
+        trace,
+        limit_bytes,
+        link=link_to(store),
+        packings=packings_for(trace, codecs),
+        leave_free_bytes=limit_bytes // _CAUTION,
+        deadline_s=_DEADLINE_S,
+        progress=say,
+    )
 
 
 def link_to(store: Store | None) -> Link | None:

@@ -9,7 +9,8 @@
     repair.py       making a plan fit that nearly does           describing.py  in words
     candidate.py    judged decisions                             solve.py       the front door
     backward.py     backward, simulated                          writing.py     offloading in forward, simulated
-    link.py         how fast a store is                          rotor.py       the best schedule of a chain of blocks
+    link.py         how fast a store is                          packing.py     how small and fast a codec is
+    rotor.py        the best schedule of a chain of blocks
 
 Data flows one way: a `Trace` comes in, a `Plan` goes out, and only the simulator says what it costs.
 """
@@ -17,6 +18,7 @@ Data flows one way: a `Trace` comes in, a `Plan` goes out, and only the simulato
 from .baselines import BASELINES, knapsack
 from .bounds import Bound, lower_bound
 from .link import Link
+from .packing import Packing
 from .plan import PLAN_VERSION, ModuleKind, PinnedOp, Plan
 from .problem import Problem
 from .simulator import PeakAt, Simulation, Simulator, simulate
@@ -29,6 +31,7 @@ __all__ = [
     "Bound",
     "Link",
     "ModuleKind",
+    "Packing",
     "PeakAt",
     "PinnedOp",
     "Plan",

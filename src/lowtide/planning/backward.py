@@ -26,6 +26,12 @@ class Watcher(Protocol):
     def waits(self, seconds: float) -> None:
         """The step waits for the store."""
 
+    def unpacks(self, ask: int, value: int, seconds: float, scratch_bytes: int) -> None:
+        """A value is being unpacked for this ask."""
+
+    def unpacked(self, value: int, packed_bytes: int) -> None:
+        """A value is no longer held packed."""
+
     def moment(self, ask: int, replayed: int | None, scratch_bytes: int) -> None:
         """An op is being replayed for this ask, with results that nobody wants; or (None) the ask is answered."""
 
@@ -64,7 +70,9 @@ class Backward:
         self._recipe = [False] * n
         self._live = 0
         self._pushes: dict[int, int] = {}  # in the resolve at hand: ops that wait for a value
-        self._away = frozenset(away)  # in the store, which is left alone by reading
+        self._away = frozenset(away)  # in the store, which is left alone by reading, or packed
+        self._packed = {v: problem.resting_bytes(v) for v in away if problem.packing[v] is not None}
+        self._live += sum(self._packed.values())
         for j in range(n):
             if not keep[j] and any(wanted_until[v] >= n for v in problem.outputs[j]):
                 self._recipe[j] = True
@@ -145,19 +153,37 @@ class Backward:
         return most
 
     def _read(self, v: int) -> int:
-        """Bring a value back from the store; the live bytes then."""
-        assert self.problem.link is not None
-        seconds = self.problem.link.in_s(self.problem.nbytes[v])
+        """Bring a value back from the store, or unpack it; the live bytes meanwhile."""
+        packing, link = self.problem.packing[v], self.problem.link
+        nbytes = self.problem.nbytes[v]
+        work = 0
+        if packing is not None:
+            seconds, work = packing.out_s(nbytes), packing.workspace(nbytes)
+        else:
+            assert link is not None
+            seconds = link.in_s(nbytes)
         self.extra_s += seconds
         self.waited_s += seconds
         self._resident[v] = True
-        self._live += self.problem.nbytes[v]
+        self._live += nbytes
         if self.watching:
-            self._note()
+            self._note(work)
         if self.watcher is not None:
-            self.watcher.waits(seconds)
             self.watcher.change(v, 1, 0)
-        return self._live
+            if packing is None:
+                self.watcher.waits(seconds)
+            else:
+                self.watcher.unpacks(self._ask, v, seconds, work)
+        meanwhile = self._live + work
+        self._unpacked(v)
+        return meanwhile
+
+    def _unpacked(self, v: int) -> None:
+        """What is held of it packed goes."""
+        packed_bytes = self._packed.pop(v, 0)
+        self._live -= packed_bytes
+        if packed_bytes and self.watcher is not None:
+            self.watcher.unpacked(v, packed_bytes)
 
     def _replay(self, op: int) -> int:
         """Run one op whose inputs are all there; the live bytes while it ran."""
@@ -230,6 +256,7 @@ class Backward:
     def _drop(self, v: int) -> None:
         """Nothing of ours holds v any more."""
         if not self._resident[v]:
+            self._unpacked(v)
             return
         self._resident[v] = False
         stays = self._stays_until.get(v, -1) >= self._ask

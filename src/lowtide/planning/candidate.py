@@ -20,7 +20,7 @@ class Candidate:
     simulation: Simulation
     solver: str
     offload: frozenset[int] = frozenset()
-    """Of the kept ops: those whose values wait in a store."""
+    """Of the kept ops: those whose values wait in a store, or packed."""
 
     @property
     def peak_bytes(self) -> int:

@@ -58,16 +58,19 @@ def summarise_kinds(simulator: Simulator, candidate: Candidate) -> tuple[ModuleK
     recomputed: Counter[str] = Counter()
     seconds: dict[str, float] = dict.fromkeys(ops, 0.0)
     offloaded: Counter[str] = Counter()
+    packed: Counter[str] = Counter()
     for v in simulator.held_into_backward(candidate.keep, candidate.offload):
         kept[kinds[problem.maker[v]]] += problem.nbytes[v]
     for v in simulator.held_elsewhere(candidate.keep, candidate.offload):
-        offloaded[kinds[problem.maker[v]]] += problem.nbytes[v]
+        elsewhere = packed if problem.packing[v] is not None else offloaded
+        elsewhere[kinds[problem.maker[v]]] += problem.nbytes[v]
     for j in range(problem.n_ops):
         if not candidate.keep[j]:
             recomputed[kinds[j]] += sum(problem.nbytes[v] for v in problem.outputs[j] if problem.saved[v])
             seconds[kinds[j]] += problem.time_s[j] * candidate.simulation.replays[j]
     return tuple(
-        ModuleKind(kind, ops[kind], kept[kind], recomputed[kind], seconds[kind], offloaded[kind]) for kind in ops
+        ModuleKind(kind, ops[kind], kept[kind], recomputed[kind], seconds[kind], offloaded[kind], packed[kind])
+        for kind in ops
     )
 
 

@@ -1,7 +1,7 @@
 """The core of the planner as linear rows: at most one recompute per op, bytes at any op and any ask.
 
-Where values may be offloaded, `o` (waits in the store) is a third choice: no bytes from forward's last use until it
-is read back, which takes time; writes are hidden behind ops as far as there are enough.
+Where values may wait elsewhere, `o` is a third choice: in a store, no bytes from forward's last use until it is read
+back, which takes time (writes are hidden behind ops as far as there are enough); or packed, fewer bytes.
 
 Variables are shared by *ties*: ops with one tie get one decision, so that repeated blocks make a small
 model; without ties every op has its own. `s` (held into backward) is binary; `r` (replayed) and what follows
@@ -93,6 +93,17 @@ class Formulation:
         self._natural_end = np.array(problem.natural_end, dtype=np.int64)[self._values]
         self._natural_last_ask = np.array(problem.natural_last_ask, dtype=np.int64)[self._values]
         self._last_wanted = np.array(self.last_wanted, dtype=np.int64)[self._values]
+        self._first_ask = np.array(problem.first_ask, dtype=np.int64)[self._values]
+        # What is left in memory of saved values that are away, and the variables that say so; mostly nothing.
+        resting = [
+            problem.resting_bytes(int(v)) if problem.offloadable[problem.maker[v]] and problem.saved[v] else 0
+            for v in self._values
+        ]
+        self._resting = np.array(resting, dtype=np.float64) / self.byte_unit
+        self._away = np.array(
+            [self.o(problem.maker[v]) if rests else 0 for v, rests in zip(self._values, resting, strict=True)],
+            dtype=np.int64,
+        )
         self._natural_forward, self._natural_backward = _natural_bytes(problem)
         self._settle_certain()
 
@@ -105,31 +116,47 @@ class Formulation:
         return self.n_classes + self.op_class[op]
 
     def o(self, op: int) -> int:
-        """The variable "what op makes waits in the store", of ops for which there is that choice."""
+        """The variable "what op makes waits elsewhere", of ops for which there is that choice."""
         return self._o[self.op_class[op]]
 
     def there(self, op: int) -> dict[int, float]:
-        """ "op is held, or in the store": without being replayed, it can be had."""
+        """ "op is held, or elsewhere": without being replayed, it can be had."""
         return {self.s(op): 1.0, **({self.o(op): 1.0} if self.problem.offloadable[op] else {})}
 
     def cost(self) -> Floats:
-        """Replay time, and time that the store takes at least, in units of `time_unit`."""
-        problem, link = self.problem, self.problem.link
+        """Replay time, and time that waiting elsewhere takes at least, in units of `time_unit`."""
+        problem = self.problem
         cost = np.zeros(self.n_variables)
         for j in range(problem.n_ops):
             if self.relevant[j]:
                 cost[self.r(j)] += problem.time_s[j] / self.time_unit
-                if problem.offloadable[j] and link is not None:
-                    moved = self._moved_bytes(j)
-                    cost[self.o(j)] += (link.slowed_s(moved) + link.in_s(moved)) / self.time_unit
+                if problem.offloadable[j]:
+                    cost[self.o(j)] += self._elsewhere_s(j) / self.time_unit
         return cost
+
+    def _elsewhere_s(self, op: int) -> float:
+        """What it takes at least that op's values wait elsewhere."""
+        problem, link = self.problem, self.problem.link
+        if problem.packed[op]:
+            asked = [v for v in problem.moved(op) if problem.saved[v] and problem.last_ask[v] >= 0]
+            trips = [
+                packing.in_s(problem.nbytes[v]) + packing.out_s(problem.nbytes[v])
+                for v in asked or problem.moved(op)
+                if (packing := problem.packing[v]) is not None
+            ]
+            return sum(trips) if asked else min(trips)
+        assert link is not None
+        moved = self._moved_bytes(op)
+        return link.slowed_s(moved) + link.in_s(moved)
 
     def waiting_row(self, rows: Rows, new: Callable[[], int]) -> tuple[int, float] | None:
         """Forward hides as much writing as it takes time itself; the rest is waited for: its variable and unit."""
         problem, link = self.problem, self.problem.link
         if link is None or not self._o:
             return None
-        moving = [j for j in range(problem.n_ops) if self.relevant[j] and problem.offloadable[j]]
+        moving = [
+            j for j in range(problem.n_ops) if self.relevant[j] and problem.offloadable[j] and not problem.packed[j]
+        ]
         all_s = sum(link.out_s(self._moved_bytes(j)) for j in moving)
         if not all_s:  # there is nothing to wait for
             return None
@@ -199,7 +226,7 @@ class Formulation:
         k = place.index
         alive = (self._last_wanted >= k) & (self._natural_last_ask < k)
         fixed = self.problem.trace.asks[k].other_bytes + self._natural_backward[k]
-        return self._summed(alive), float(fixed)
+        return self._summed(alive, alive & (self._first_ask > k)), float(fixed)
 
     def certain_terms(self, place: Place) -> tuple[dict[int, float], float]:
         """Like `held_terms`, but only what no exact schedule can avoid: for lower bounds."""
@@ -226,7 +253,7 @@ class Formulation:
     def certain_bytes(self, x: Floats) -> tuple[Floats, Floats]:
         """By op and by ask: what the rows of `certain_terms` come to for a solution."""
         problem = self.problem
-        held = x[self._held] * self._bytes * self.byte_unit
+        held = (x[self._held] * self._bytes + x[self._away] * self._resting) * self.byte_unit
         forward = np.zeros(problem.n_ops + 1)
         start = np.maximum(self._maker, self._natural_end + 1)
         np.add.at(forward, np.minimum(start, problem.n_ops), held)
@@ -321,8 +348,11 @@ class Formulation:
     def _asked_by(self, op: int, k: int) -> bool:
         return any(self.problem.first_ask[v] <= k for v in self.problem.outputs[op])
 
-    def _summed(self, alive: npt.NDArray[np.bool_]) -> dict[int, float]:
-        totals = np.bincount(self._held[alive], weights=self._bytes[alive])
+    def _summed(self, alive: npt.NDArray[np.bool_], resting: npt.NDArray[np.bool_] | None = None) -> dict[int, float]:
+        """The bytes of these values where they are held, and of those `resting` (all) where they are away."""
+        totals = np.bincount(self._held[alive], weights=self._bytes[alive], minlength=self.n_variables)
+        resting = alive if resting is None else resting
+        totals += np.bincount(self._away[resting], weights=self._resting[resting], minlength=self.n_variables)
         return {int(c): float(totals[c]) for c in np.flatnonzero(totals)}
 
     def _held_variables(self) -> list[int]:

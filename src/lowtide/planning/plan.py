@@ -16,8 +16,9 @@ from .._units import format_bytes, format_time
 from ..trace import Trace
 from ..trace.json_form import read_document
 from .link import Link
+from .packing import Packing
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 _FORMAT = "lowtide plan"
 _LINES = 12
 
@@ -45,6 +46,8 @@ class ModuleKind:
     recompute_s: float
     offloaded_bytes: int = 0
     """In the store between forward and backward."""
+    packed_bytes: int = 0
+    """Of values that are held packed between forward and backward: what they are unpacked."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,17 @@ class Plan:
     op_names: tuple[str, ...]
     """By op, to tell whether a step goes as planned."""
     offload: tuple[int, ...] = ()
-    """Of the kept ops: those whose values wait in a store between forward and backward."""
+    """Of the kept ops: those whose values wait elsewhere between forward and backward, in a store or packed."""
     written_by: tuple[int, ...] = ()
-    """For each of those: the op before which its values are written; forward waits for that if it must."""
+    """For each of those: the op before which its values are written or packed; forward waits for that if it must."""
+    compress: tuple[int, ...] = ()
+    """Of those: the ops whose values are packed by a codec and stay in memory, as far as there is one for them."""
     link: Link | None = None
     """The store, and how fast it was taken to be; None where nothing may be offloaded."""
+    packings: tuple[Packing, ...] = ()
+    """The codecs that values may be packed by, and how fast they were taken to be."""
     waited_s: float = 0.0
-    """Of the predicted time: what the step waits for the store."""
+    """Of the predicted time: what the step waits for the store, and takes to pack and unpack."""
     version: int = PLAN_VERSION
 
     @property
@@ -96,8 +103,13 @@ class Plan:
 
     @property
     def departures(self) -> dict[int, int]:
-        """By offloaded op: the op before which its values are written."""
+        """By op whose values wait elsewhere: the op before which they are written, or packed."""
         return dict(zip(self.offload, self.written_by, strict=True))
+
+    @property
+    def in_store(self) -> frozenset[int]:
+        """The ops whose values wait in the store."""
+        return frozenset(self.offload) - frozenset(self.compress)
 
     def matches(self, trace: Trace) -> bool:
         """Whether the plan was made for a step like this one."""
@@ -115,7 +127,7 @@ class Plan:
             f"{format_time(self.plain_step_s)}; no plan can do with less than {bound:.1f} % more",
             f"recompute    {len(self.recomputed):,} of {len(self.keep):,} ops, {self.replayed_ops:,} replays"
             + (f", {len(self.again):,} ops more than once" if self.again else ""),
-            *self._about_the_store(),
+            *self._about_elsewhere(),
             f"found by     {self.solver}, in {self.solve_s:.1f} s",
         ]
         for pin in self.pinned[:_LINES]:
@@ -125,14 +137,20 @@ class Plan:
             lines.append(f"pinned       and {len(self.pinned) - _LINES} more kinds")
         return "\n".join([*lines, "", *_table(self.kinds)])
 
-    def _about_the_store(self) -> list[str]:
-        if self.link is None or not self.offload:
-            return []
-        moved = sum(kind.offloaded_bytes for kind in self.kinds)
-        return [
-            f"offload      {len(self.offload):,} ops, {format_bytes(moved)} to the {self.link.tier} and back; "
-            f"{format_time(self.waited_s)} of waiting for it"
-        ]
+    def _about_elsewhere(self) -> list[str]:
+        lines = []
+        if self.compress:
+            packed = sum(kind.packed_bytes for kind in self.kinds)
+            codecs = ", ".join(dict.fromkeys(packing.codec for packing in self.packings))
+            lines.append(f"compress     {len(self.compress):,} ops, {format_bytes(packed)}, by {codecs}")
+        if self.link is not None and self.in_store:
+            moved = sum(kind.offloaded_bytes for kind in self.kinds)
+            lines.append(
+                f"offload      {len(self.in_store):,} ops, {format_bytes(moved)} to the {self.link.tier} and back"
+            )
+        if lines:
+            lines[-1] += f"; {format_time(self.waited_s)} of waiting for {'both' if lines[1:] else 'it'}"
+        return lines
 
     def to_json(self) -> str:
         """Compact JSON; `from_json` gives an equal plan."""
@@ -205,9 +223,13 @@ def _build(document: dict[str, Any]) -> Plan:
     ):
         raise ValueError("values are to be written before they are made")
     fields["offload"], fields["written_by"] = tuple(offload), tuple(written_by)
+    fields["packings"] = tuple(Packing(**_typed(packing, Packing)) for packing in fields["packings"])
+    compress = fields["compress"] = tuple(fields["compress"])
+    if not set(compress) <= set(offload) or (compress and not fields["packings"]):
+        raise ValueError("ops are to be packed that are not away, or without a codec")
     if fields["link"] is not None:
         fields["link"] = Link(**_typed(fields["link"], Link))
-    elif offload:
+    elif len(offload) > len(compress):
         raise ValueError("ops are to be offloaded, but there is no store")
     fields["pinned"] = tuple(PinnedOp(**_typed(pin, PinnedOp)) for pin in fields["pinned"])
     fields["kinds"] = tuple(ModuleKind(**_typed(kind, ModuleKind)) for kind in fields["kinds"])
@@ -216,7 +238,7 @@ def _build(document: dict[str, Any]) -> Plan:
 
 def _typed(record: dict[str, Any], cls: type) -> dict[str, Any]:
     """The fields of a small record, if they have the types that its class says."""
-    kinds: dict[str, Any] = {"str": str, "int": int, "float": (int, float)}
+    kinds: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
     for name, annotation in cls.__annotations__.items():
         if not isinstance(record[name], kinds[annotation]):
             raise TypeError(f"{name} is {record[name]!r}")
@@ -229,7 +251,9 @@ def _table(kinds: tuple[ModuleKind, ...]) -> list[str]:
         return []
     ordered = sorted(kinds, key=lambda kind: -(kind.kept_bytes + kind.recomputed_bytes))
     shown, rest = ordered[:_LINES], ordered[_LINES:]
-    rows: list[tuple[str, ...]] = [("modules", "ops", "kept", "offloaded", "recomputed", "recompute time")]
+    rows: list[tuple[str, ...]] = [
+        ("modules", "ops", "kept", "offloaded", "compressed", "recomputed", "recompute time")
+    ]
     rows += [_row(kind) for kind in shown]
     if rest:
         rows.append(
@@ -241,9 +265,12 @@ def _table(kinds: tuple[ModuleKind, ...]) -> list[str]:
                     sum(kind.recomputed_bytes for kind in rest),
                     sum(kind.recompute_s for kind in rest),
                     sum(kind.offloaded_bytes for kind in rest),
+                    sum(kind.packed_bytes for kind in rest),
                 )
             )
         )
+    if not any(kind.packed_bytes for kind in kinds):
+        rows = [(*row[:4], *row[5:]) for row in rows]
     if not any(kind.offloaded_bytes for kind in kinds):
         rows = [(*row[:3], *row[4:]) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -261,6 +288,7 @@ def _row(kind: ModuleKind) -> tuple[str, ...]:
         f"{kind.ops:,}",
         format_bytes(kind.kept_bytes),
         format_bytes(kind.offloaded_bytes),
+        format_bytes(kind.packed_bytes),
         format_bytes(kind.recomputed_bytes),
         format_time(kind.recompute_s),
     )

@@ -11,14 +11,19 @@ from collections.abc import Collection, Sequence
 from .._errors import ArgumentError
 from ..trace import Trace
 from .link import Link
+from .packing import Packing, best_packing
 
 
 class Problem:
-    """Everything about a trace that planning looks at again and again; with a `link`, values may be offloaded."""
+    """Everything about a trace that planning looks at again and again.
 
-    def __init__(self, trace: Trace, link: Link | None = None) -> None:
+    With a `link` or `packings`, values may wait elsewhere than whole in memory: in a store, or packed.
+    """
+
+    def __init__(self, trace: Trace, link: Link | None = None, packings: Sequence[Packing] = ()) -> None:
         self.trace = trace
         self.link = link
+        self.packings = tuple(packings)
         n, n_values = len(trace.ops), len(trace.values)
         self.n_ops = n
         self.n_values = n_values
@@ -43,18 +48,48 @@ class Problem:
             self.saved[v] = self.maker[v] >= 0
         self._settle_natural_lifetimes()
         self._settle_asks()
-        self.offloadable = [self._can_move(j) for j in range(n)]
-        """By op: whether what it makes may wait in a store."""
+        self._settle_ways()
+
+    def _settle_ways(self) -> None:
+        """Which values may wait elsewhere, and how: packed if that is exact or there is no store, else in the store."""
+        self.packing: list[Packing | None] = [None] * self.n_values
+        """By value: how it is packed, if it is."""
+        self.offloadable = [self._can_move(j) for j in range(self.n_ops)]
+        """By op: whether what it makes may wait elsewhere."""
+        self.packed = [False] * self.n_ops
+        """By op: whether elsewhere means packed, for those of its values for which there is a packing."""
+        for j in range(self.n_ops) if self.packings else ():
+            for v in self.outputs[j]:
+                packing = best_packing(self.packings, self.trace.values[v].dtype, self.nbytes[v])
+                if packing is None or not self._is_settled(j, v) or not (packing.exact or not self.offloadable[j]):
+                    continue
+                self.packing[v] = packing
+                self.packed[j] = True
+        self.offloadable = [moves or packed for moves, packed in zip(self.offloadable, self.packed, strict=True)]
 
     def _can_move(self, op: int) -> bool:
-        """Large enough, in memory that nobody writes again, and not there until backward anyway."""
+        """Whether what it makes may wait in a store: large enough, and nobody else's."""
         made = self.outputs[op]
         return (
             self.link is not None
             and max((self.nbytes[v] for v in made), default=0) >= self.link.least_bytes
-            and not self.writes[op]
-            and not any(self.overwritten[v] or self.natural_last_ask[v] >= 0 for v in made)
+            and all(self._is_settled(op, v) for v in made)
         )
+
+    def _is_settled(self, op: int, value: int) -> bool:
+        """In memory that nobody writes again, and not there until backward anyway."""
+        return not self.writes[op] and not self.overwritten[value] and self.natural_last_ask[value] < 0
+
+    def moved(self, op: int) -> list[int]:
+        """Of what an op makes: the values that wait elsewhere, if it is so decided."""
+        return [v for v in self.outputs[op] if not self.packed[op] or self.packing[v] is not None]
+
+    def resting_bytes(self, value: int) -> int:
+        """What a value takes in memory meanwhile."""
+        packing = self.packing[value]
+        if packing is not None:
+            return packing.packed_bytes(self.nbytes[value])
+        return self.nbytes[value] if self.packed[self.maker[value]] else 0
 
     def _settle_natural_lifetimes(self) -> None:
         """Until when each value is there whatever we decide: `natural_end` (op), then `natural_last_ask` (ask)."""
@@ -122,7 +157,7 @@ class Problem:
             if not 0 <= j < self.n_ops or not keep[j]:
                 raise ArgumentError(f"op {j} is to be offloaded, but is not to be kept")
             if not self.offloadable[j]:
-                raise ArgumentError(f"op {j} ({self.trace.ops[j].name}) makes nothing that could wait in a store")
+                raise ArgumentError(f"op {j} ({self.trace.ops[j].name}) makes nothing that could wait elsewhere")
 
     def obeyed(self, keep: Sequence[int | bool]) -> Sequence[int | bool]:
         """The decisions as the engine obeys them: what is written over memory that is kept cannot be made again."""

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ..trace import Trace
 from .backward import Backward, Watcher
 from .link import Link
+from .packing import Packing
 from .problem import Problem
 from .writing import Departures, departures
 
@@ -53,9 +54,9 @@ class Simulation:
     replays: tuple[int, ...]
     """By op: how often it is replayed."""
     written_by: Mapping[int, int] = field(default_factory=dict)
-    """By offloaded op: the op before which what it made is written."""
+    """By op whose values wait elsewhere: the op before which they are written, or packed."""
     waited_s: float = 0.0
-    """Of the extra time: what forward waits for writes, and backward for reads."""
+    """Of the extra time: what forward waits for writes and packing, and backward for reads and unpacking."""
 
 
 def simulate(
@@ -64,9 +65,10 @@ def simulate(
     again: Iterable[int] = (),
     written_by: Mapping[int, int] | None = None,
     link: Link | None = None,
+    packings: Sequence[Packing] = (),
 ) -> Simulation:
     """Judge one set of decisions. For many of one trace, make a `Simulator` once."""
-    return Simulator(Problem(trace, link)).run(keep, again, offload=written_by or (), written_by=written_by)
+    return Simulator(Problem(trace, link, packings)).run(keep, again, offload=written_by or (), written_by=written_by)
 
 
 class Simulator:
@@ -106,7 +108,7 @@ class Simulator:
         ends, wanted_until = self._forward_ends(keep)
         away = self._away(keep, offload, wanted_until)
         left = self._departures(away, ends, room_bytes, written_by)
-        forward_live = self._forward_live(ends)
+        forward_live = self._forward_live(ends, away)
         backward = Backward(self.problem, keep, again_set, wanted_until, max_replays, away)
         backward.extra_s = backward.waited_s = left.waited_s
         backward.watcher = watcher
@@ -138,10 +140,11 @@ class Simulator:
         problem = self.problem
         _, wanted_until = self._forward_ends(keep)
         wanted = [int(v) for v in self._made if wanted_until[v] >= problem.n_ops]
-        return [v for v in wanted if keep[problem.maker[v]] and problem.maker[v] not in offload]
+        away = frozenset(self._away(keep, offload, wanted_until))
+        return [v for v in wanted if keep[problem.maker[v]] and v not in away]
 
     def held_elsewhere(self, keep: Sequence[int | bool], offload: Collection[int]) -> list[int]:
-        """The values that are in the store when backward begins."""
+        """The values that are in the store, or packed, when backward begins."""
         return self._away(keep, offload, self._forward_ends(keep)[1])
 
     def holders(
@@ -168,9 +171,9 @@ class Simulator:
         return sorted(alive, key=lambda v: (-problem.nbytes[v], v))
 
     def _away(self, keep: Sequence[int | bool], offload: Collection[int], wanted_until: list[int]) -> list[int]:
-        """The values of these ops that backward will need."""
+        """The values of these ops that backward will need, as far as they move."""
         problem = self.problem
-        return [v for j in offload if keep[j] for v in problem.outputs[j] if wanted_until[v] >= problem.n_ops]
+        return [v for j in offload if keep[j] for v in problem.moved(j) if wanted_until[v] >= problem.n_ops]
 
     def _departures(
         self, away: list[int], ends: list[int], room_bytes: int, written_by: Mapping[int, int] | None
@@ -180,7 +183,7 @@ class Simulator:
             return Departures({}, {}, 0.0)
         for v in away:
             ends[v] = self.problem.natural_end[v]
-        live = self._forward_live(ends)
+        live = self._forward_live(ends, away)
         left = departures(self.problem, sorted(away), live.tolist(), room_bytes=room_bytes, written_by=written_by)
         for v, end in left.ends.items():
             ends[v] = end
@@ -212,9 +215,15 @@ class Simulator:
                         wanted_until[v] = end
         return ends, wanted_until
 
-    def _forward_live(self, ends: list[int]) -> Bytes:
-        n = self.problem.n_ops
+    def _forward_live(self, ends: list[int], away: Sequence[int] = ()) -> Bytes:
+        problem, n = self.problem, self.problem.n_ops
         change = np.zeros(n + 2, dtype=np.int64)
+        for v in away:
+            packing = problem.packing[v]
+            if packing is not None:  # from the moment it is made; packing takes some memory itself, for a moment
+                work = packing.workspace(problem.nbytes[v])
+                change[problem.maker[v] + 1] += problem.resting_bytes(v) + work
+                change[min(problem.maker[v] + 2, n + 1)] -= work
         np.add.at(change, self._makers, self._sizes)
         np.subtract.at(change, np.minimum(np.array(ends, dtype=np.int64)[self._made], n) + 1, self._sizes)
         live: Bytes = np.cumsum(change[:n]) + self._forward_other

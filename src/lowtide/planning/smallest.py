@@ -37,7 +37,7 @@ _PROBE_S, _PROBE_S_AN_OP = 1.0, 0.004
 def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) -> Candidate:
     """The plan of the least peak that was found; stops early at one that needs no more than `enough_bytes`."""
     problem = simulator.problem
-    key = problem.trace.fingerprint, problem.link is not None
+    key = problem.trace.fingerprint, problem.link is not None, problem.packings != ()
     known = _found.setdefault(key, [])
     best: Candidate | None = None
     for kept, again, offload in known:
@@ -58,7 +58,7 @@ def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) ->
 
 
 _Decisions = tuple[list[bool], frozenset[int], frozenset[int]]  # keep, again, offload
-_found: OrderedDict[tuple[str, bool], list[_Decisions]] = OrderedDict()
+_found: OrderedDict[tuple[str, bool, bool], list[_Decisions]] = OrderedDict()
 """The smallest plans found in this process, by the structure of the step: found again however busy the machine is.
 
 Several for one structure, since what lies beside the values differs from profile to profile.
@@ -70,12 +70,14 @@ def _searched(simulator: Simulator, enough_bytes: int, deadline: float) -> Candi
     problem = simulator.problem
     best = judged(simulator, problem.keep_all(), solver="keep all")
     assert best is not None  # keeping everything replays nothing
+    starts = {False: best, True: best}  # with and without values that wait elsewhere
     for keep, again_ops, offload in _schemes(problem):
         tried = judged(simulator, keep, again_ops, offload=offload, room_bytes=enough_bytes, solver="smallest peak")
-        if tried is not None and _smaller(tried, best):
-            best = tried
-    if best.peak_bytes > enough_bytes:
-        best = _descended(simulator, best, deadline)
+        if tried is not None and _smaller(tried, starts[bool(offload)]):
+            starts[bool(offload)] = tried
+    for start in dict.fromkeys(starts.values()):
+        down = _descended(simulator, start, deadline) if start.peak_bytes > enough_bytes else start
+        best = down if _smaller(down, best) else best
     floor = floor_bytes(problem) - 1
     for _ in range(_BISECTIONS):
         if best.peak_bytes <= max(enough_bytes, floor * (1 + _CLOSE)) or time.monotonic() > deadline:

@@ -8,7 +8,7 @@ nothing fits, the search for the smallest peak has the last word, and `BudgetErr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .._errors import ArgumentError, BudgetError
 from .._units import format_bytes
@@ -20,6 +20,7 @@ from .describing import describe_holders, describe_place, summarise_kinds, summa
 from .greedy import improve, solve_greedy
 from .link import Link
 from .milp import solve_milp
+from .packing import Packing
 from .plan import Plan
 from .problem import Problem
 from .repetition import find_stretches
@@ -42,13 +43,14 @@ def solve(
     budget_bytes: int,
     *,
     link: Link | None = None,
+    packings: Sequence[Packing] = (),
     leave_free_bytes: int = 0,
     deadline_s: float = 20.0,
     progress: Progress | None = None,
 ) -> Plan:
     """The fastest plan found whose predicted peak is at most `budget_bytes`, less `leave_free_bytes` where it can be.
 
-    With a `link` values may also wait in a store.
+    With a `link` values may also wait in a store, with `packings` be held packed.
     `progress` is called with a sentence now and then. Raises `BudgetError` if no plan is found that fits.
     """
     if budget_bytes <= 0 or deadline_s <= 0:
@@ -56,7 +58,7 @@ def solve(
     trace.check()
     started = time.monotonic()
     say = progress if progress is not None else _silence
-    simulator = Simulator(Problem(trace, link))
+    simulator = Simulator(Problem(trace, link, packings))
     plain = judged(simulator, simulator.problem.keep_all(), solver="keep all")
     assert plain is not None  # keeping everything replays nothing
     wanted_bytes = max(1, budget_bytes - leave_free_bytes)
@@ -147,7 +149,9 @@ def _plan(
 ) -> Plan:
     problem = simulator.problem
     # The judge once more, from scratch: what leaves here fits.
-    checked = simulate(problem.trace, chosen.keep, chosen.again, chosen.simulation.written_by, problem.link)
+    checked = simulate(
+        problem.trace, chosen.keep, chosen.again, chosen.simulation.written_by, problem.link, problem.packings
+    )
     assert checked.peak_bytes <= budget_bytes
     return Plan(
         keep=chosen.keep,
@@ -168,7 +172,9 @@ def _plan(
         op_names=tuple(op.name for op in problem.trace.ops),
         offload=tuple(checked.written_by),
         written_by=tuple(checked.written_by.values()),
+        compress=tuple(j for j in checked.written_by if problem.packed[j]),
         link=problem.link,
+        packings=problem.packings,
         waited_s=checked.waited_s,
     )
 

@@ -1,9 +1,9 @@
-"""When values that are offloaded leave memory in forward, and how long ops have to wait for that.
+"""When values that wait elsewhere leave memory in forward, and how long ops have to wait for that.
 
 Handing a value over, and writing it beside the ops, takes a little of their time. One value is written after another,
 in the order in which they are put, while ops go on. A value leaves once it is written and nobody reads it any more.
 Ops wait only where too many bytes would be alive otherwise, and at the end of forward, so that nothing is on its way
-in backward.
+in backward. What is packed is packed at once, and leaves as soon as nobody reads it any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Departures:
     written_by: dict[int, int]
     """By op that made them: the op before which all its values are written (the number of ops: before backward)."""
     waited_s: float
-    """For writes, and what they take from the ops."""
+    """For writes and what they take from the ops, and for packing."""
 
 
 def departures(
@@ -39,7 +39,6 @@ def departures(
     With `written_by` ops wait just when it says; else where more than `room_bytes` would be alive.
     """
     link = problem.link
-    assert link is not None
     n = problem.n_ops
     put_at: list[list[int]] = [[] for _ in range(n + 1)]
     for v in values:
@@ -50,6 +49,15 @@ def departures(
     clock = written = waited_s = 0.0
     for i in range(n + 1):
         for v in put_at[i]:
+            packing = problem.packing[v]
+            if packing is not None:
+                packing_s = packing.in_s(problem.nbytes[v])
+                clock += packing_s
+                waited_s += packing_s
+                ends[v] = problem.natural_end[v]
+                due[problem.maker[v]] = problem.maker[v] + 1
+                continue
+            assert link is not None
             slowed_s = link.slowed_s(problem.nbytes[v])
             clock += slowed_s
             waited_s += slowed_s

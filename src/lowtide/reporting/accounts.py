@@ -25,13 +25,16 @@ class ModuleAccount:
     values_offloaded: int = 0
     offloaded_bytes: int = 0
     """In the store between forward and backward."""
+    values_compressed: int = 0
+    compressed_bytes: int = 0
+    """Held packed between forward and backward; what they are unpacked."""
     replays: int = 0
     recompute_s: float = 0.0
 
     @property
     def saved_bytes(self) -> int:
         """What backward needs of it, however it gets it."""
-        return self.kept_bytes + self.recomputed_bytes + self.offloaded_bytes
+        return self.kept_bytes + self.recomputed_bytes + self.offloaded_bytes + self.compressed_bytes
 
     def __add__(self, other: ModuleAccount) -> ModuleAccount:
         return ModuleAccount(
@@ -44,6 +47,8 @@ class ModuleAccount:
             self.recomputed_bytes + other.recomputed_bytes,
             self.values_offloaded + other.values_offloaded,
             self.offloaded_bytes + other.offloaded_bytes,
+            self.values_compressed + other.values_compressed,
+            self.compressed_bytes + other.compressed_bytes,
             self.replays + other.replays,
             self.recompute_s + other.recompute_s,
         )
@@ -52,7 +57,7 @@ class ModuleAccount:
 def account_modules(timeline: Timeline) -> tuple[ModuleAccount, ...]:
     """One account for each kind of module, those with the most bytes first."""
     trace, keep, simulation = timeline.trace, timeline.keep, timeline.simulation
-    problem = Problem(trace)
+    problem = Problem(trace, packings=timeline.packings)
     simulator = Simulator(problem)
     held = frozenset(simulator.held_into_backward(keep, simulation.written_by))
     away = frozenset(simulator.held_elsewhere(keep, simulation.written_by))
@@ -63,11 +68,12 @@ def account_modules(timeline: Timeline) -> tuple[ModuleAccount, ...]:
         paths.setdefault(kind, set()).add(op.module)
         kept = [problem.nbytes[v] for v in problem.outputs[j] if v in held]
         remade = [] if keep[j] else [problem.nbytes[v] for v in problem.outputs[j] if problem.saved[v]]
-        moved = [problem.nbytes[v] for v in problem.outputs[j] if v in away]
+        moved = [problem.nbytes[v] for v in problem.outputs[j] if v in away and problem.packing[v] is None]
+        packed = [problem.nbytes[v] for v in problem.outputs[j] if v in away and problem.packing[v] is not None]
         replays = simulation.replays[j]
         one = ModuleAccount(
             kind, 0, 1, len(kept), sum(kept), len(remade), sum(remade), len(moved), sum(moved),
-            replays, replays * op.time_s,
+            len(packed), sum(packed), replays, replays * op.time_s,
         )  # fmt: skip
         accounts[kind] = accounts[kind] + one if kind in accounts else one
     rows = [replace(account, modules=len(paths[kind])) for kind, account in accounts.items()]

@@ -10,10 +10,10 @@ import json
 from typing import Any
 
 from .report import Report
-from .timeline import BACKWARD, FORWARD, KINDS, REPLAY
+from .timeline import BACKWARD, FORWARD, KINDS, REPLAY, UNPACKING
 
 _PROCESS = 1
-_TRACKS = {FORWARD: 1, REPLAY: 2, BACKWARD: 3}
+_TRACKS = {FORWARD: 1, REPLAY: 2, BACKWARD: 3, UNPACKING: 4}
 _US = 1e6
 
 

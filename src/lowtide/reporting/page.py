@@ -18,7 +18,7 @@ from .markup import Markup, join, tag
 from .palette import COLOURS, colours_by_kind, colours_by_module
 from .report import Report
 from .summary import FRONTIER_CAPTION, KINDS_CAPTION, MODULES_CAPTION, headlines, peak_sentence
-from .terminal import module_cells, module_columns, shorten
+from .terminal import elsewhere_in, module_cells, module_columns, shorten
 
 _MOST_ROWS = 40
 _COLUMNS = 320
@@ -120,19 +120,27 @@ def _comparisons(report: Report) -> Markup:
 def _modules(modules: tuple[ModuleAccount, ...]) -> Markup:
     colours = {c.name: c for c in COLOURS}
     shown = {"kept": "held from forward into backward", "recomputed": "saved by plain PyTorch, made again here"}
-    offloads = any(row.offloaded_bytes for row in modules)
-    if offloads:
-        shown["offloaded"] = "in the store between forward and backward"
+    elsewhere = elsewhere_in(modules)
+    meaning_of = {
+        "offloaded": "in the store between forward and backward",
+        "compressed": "held packed between forward and backward",
+    }
+    shown |= {way: meaning_of[way] for way in elsewhere}
     most = max(1, *(row.saved_bytes for row in modules))
     rows = [
-        (row.name or OUTSIDE, *module_cells(row, offloads), _bar(row, most)) for row in shorten(modules, _MOST_ROWS)
+        (row.name or OUTSIDE, *module_cells(row, elsewhere), _bar(row, most)) for row in shorten(modules, _MOST_ROWS)
     ]
     meanings = (tag("li", None, swatch(colours[name]), tag("span", None, meaning)) for name, meaning in shown.items())
-    return join(_table(("modules", *module_columns(offloads), ""), rows), tag("ul", {"class": "lt-legend"}, *meanings))
+    return join(_table(("modules", *module_columns(elsewhere), ""), rows), tag("ul", {"class": "lt-legend"}, *meanings))
 
 
 def _bar(row: ModuleAccount, most: int) -> Markup:
-    by_kind = {"kept": row.kept_bytes, "offloaded": row.offloaded_bytes, "recomputed": row.recomputed_bytes}
+    by_kind = {
+        "kept": row.kept_bytes,
+        "offloaded": row.offloaded_bytes,
+        "compressed": row.compressed_bytes,
+        "recomputed": row.recomputed_bytes,
+    }
     parts = [
         tag("i", {"style": f"width:{100 * nbytes / most:.1f}%;background:var(--{name})"})
         for name, nbytes in by_kind.items()

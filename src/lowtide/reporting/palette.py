@@ -24,6 +24,7 @@ _KINDS = {
     "kept": Colour("kept", "#2f77c2", "#4a92dd"),
     "recomputed": Colour("recomputed", "#23a094", "#2fb5a7"),
     "offloaded": Colour("offloaded", "#8a63c9", "#a283dd"),
+    "compressed": Colour("compressed", "#b8679f", "#c97fb3"),
     "temporary": Colour("temporary", "#e3a3ad", "#a8606d"),
     "other": _GREY,
 }

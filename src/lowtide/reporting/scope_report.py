@@ -42,6 +42,9 @@ class ScopeReport:
     values_offloaded: int = 0
     """By a plan; under a budget see `budget`."""
     bytes_offloaded: int = 0
+    values_compressed: int = 0
+    """By a plan, too."""
+    bytes_compressed: int = 0
     budget: RoomReport | None = None
     """For a scope with a budget."""
 
@@ -55,6 +58,8 @@ class ScopeReport:
         ]
         if self.values_offloaded:
             lines.append(f"offloaded       {self.values_offloaded:,} values, {format_bytes(self.bytes_offloaded)}")
+        if self.values_compressed:
+            lines.append(f"compressed      {self.values_compressed:,} values, {format_bytes(self.bytes_compressed)}")
         if self.budget is not None:
             lines.append(str(self.budget))
         if self.layers:

@@ -40,8 +40,10 @@ def headlines(report: Report) -> tuple[Headline, ...]:
     slower = f"{100 * (step_s / plain_s - 1):.1f} % more than {format_time(plain_s)}" if plain_s > 0 else ""
     again = f", {len(plan.again):,} ops more than once" if plan.again else ""
     moved = sum(row.offloaded_bytes for row in report.modules)
-    waited_s = report.timeline.simulation.waited_s
-    store = f"to the {plan.link.tier} and back; {format_time(waited_s)} of waiting for it" if plan.link else ""
+    packed = sum(row.compressed_bytes for row in report.modules)
+    waited = f"; {format_time(report.timeline.simulation.waited_s)} of waiting for it"
+    store = f"to the {plan.link.tier} and back{waited}" if plan.link else ""
+    codecs = ", ".join(dict.fromkeys(packing.codec for packing in plan.packings))
     return (
         Headline("peak", format_bytes(peak), _share(peak, plan.plain_peak_bytes, "without a plan")),
         Headline("budget", format_bytes(plan.budget_bytes), f"{format_bytes(plan.budget_bytes - peak)} left free"),
@@ -52,7 +54,8 @@ def headlines(report: Report) -> tuple[Headline, ...]:
             f"{len(plan.recomputed):,} ops",
             f"of {len(plan.keep):,}; {report.timeline.simulation.replayed_ops:,} replays{again}",
         ),
-        *([Headline("offload", format_bytes(moved), store)] if plan.offload else []),
+        *([Headline("offload", format_bytes(moved), store)] if moved else []),
+        *([Headline("compress", format_bytes(packed), f"by {codecs}{'' if moved else waited}")] if packed else []),
     )
 
 

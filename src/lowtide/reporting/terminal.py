@@ -61,11 +61,11 @@ def _kinds(report: Report) -> Table:
 def _modules(modules: tuple[ModuleAccount, ...]) -> Table:
     table = _table("values by module")
     table.add_column("modules", overflow="fold")
-    offloads = any(row.offloaded_bytes for row in modules)
-    for name in module_columns(offloads):
+    elsewhere = elsewhere_in(modules)
+    for name in module_columns(elsewhere):
         table.add_column(name, justify="right", no_wrap=True)
     for row in shorten(modules, _MOST_ROWS):
-        table.add_row(Text(row.name or OUTSIDE), *module_cells(row, offloads))
+        table.add_row(Text(row.name or OUTSIDE), *module_cells(row, elsewhere))
     return table
 
 
@@ -93,13 +93,22 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def module_columns(offloads: bool) -> tuple[str, ...]:
-    """What the numbers of an account are; where nothing is offloaded nothing is said of it."""
+def elsewhere_in(modules: tuple[ModuleAccount, ...]) -> tuple[str, ...]:
+    """Where values wait other than whole in memory, if any do: where nothing is offloaded nothing is said of it."""
+    used = {
+        "offloaded": any(row.offloaded_bytes for row in modules),
+        "compressed": any(row.compressed_bytes for row in modules),
+    }
+    return tuple(way for way, is_used in used.items() if is_used)
+
+
+def module_columns(elsewhere: tuple[str, ...]) -> tuple[str, ...]:
+    """What the numbers of an account are."""
     return (
         "ops",
         "kept",
         "bytes",
-        *(("offloaded", "bytes") if offloads else ()),
+        *(name for way in elsewhere for name in (way, "bytes")),
         "recomputed",
         "bytes",
         "replays",
@@ -107,13 +116,17 @@ def module_columns(offloads: bool) -> tuple[str, ...]:
     )
 
 
-def module_cells(row: ModuleAccount, offloads: bool) -> tuple[str, ...]:
+def module_cells(row: ModuleAccount, elsewhere: tuple[str, ...]) -> tuple[str, ...]:
     """The numbers of one account as text, without its name."""
+    numbers = {
+        "offloaded": (f"{row.values_offloaded:,}", format_bytes(row.offloaded_bytes)),
+        "compressed": (f"{row.values_compressed:,}", format_bytes(row.compressed_bytes)),
+    }
     return (
         f"{row.ops:,}",
         f"{row.values_kept:,}",
         format_bytes(row.kept_bytes),
-        *((f"{row.values_offloaded:,}", format_bytes(row.offloaded_bytes)) if offloads else ()),
+        *(cell for way in elsewhere for cell in numbers[way]),
         f"{row.values_recomputed:,}",
         format_bytes(row.recomputed_bytes),
         f"{row.replays:,}",

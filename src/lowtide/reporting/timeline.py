@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..planning import Link, Problem, Simulation, Simulator
+from ..planning import Link, Packing, Problem, Simulation, Simulator
 from ..planning.describing import module_kind
 from ..trace import Trace
 
@@ -32,17 +32,17 @@ KINDS = {
 """By kind of bytes: what is counted there."""
 _PARAMETERS, _GRADIENTS, _KEPT, _RECOMPUTED, _TEMPORARY, _OTHER = range(len(KINDS))
 
-FORWARD, REPLAY, BACKWARD = "forward", "replay", "backward"
+FORWARD, REPLAY, UNPACKING, BACKWARD = "forward", "replay", "unpacking", "backward"
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One op of forward, one replay, or backward's own work after one ask."""
+    """One op of forward, one replay, one value unpacked, or backward's own work after one ask."""
 
     phase: str
-    """`FORWARD`, `REPLAY` or `BACKWARD`."""
+    """`FORWARD`, `REPLAY`, `UNPACKING` or `BACKWARD`."""
     op: int | None
-    """The op that runs; in backward the one that made the value asked for, None for a value from outside."""
+    """The op that runs; in backward and unpacking the one that made the value, None for a value from outside."""
     ask: int | None
     """None in forward."""
     start_s: float
@@ -66,6 +66,8 @@ class Timeline:
     """Moments × `modules`: bytes of the values they made, and of replays of their ops."""
     other_bytes: Bytes
     """By moment: what is of no value, and so of no module."""
+    packings: tuple[Packing, ...] = ()
+    """What values could be packed by."""
 
     @property
     def live_bytes(self) -> Bytes:
@@ -95,7 +97,13 @@ class Timeline:
             return "backward, given something from outside"
         op = self.trace.ops[at.op]
         name = op.name + (f" in {op.module}" if op.module else "")
-        return {FORWARD: name, REPLAY: f"replay of {name}", BACKWARD: f"backward, given what {name} made"}[at.phase]
+        words = {
+            FORWARD: name,
+            REPLAY: f"replay of {name}",
+            UNPACKING: f"unpacking what {name} made",
+            BACKWARD: f"backward, given what {name} made",
+        }
+        return words[at.phase]
 
 
 def follow(
@@ -104,9 +112,10 @@ def follow(
     again: Iterable[int] = (),
     written_by: Mapping[int, int] | None = None,
     link: Link | None = None,
+    packings: Sequence[Packing] = (),
 ) -> Timeline:
-    """Play the decisions through one step; `written_by` has those that are offloaded, by `link`."""
-    simulator = Simulator(Problem(trace, link))
+    """Play the decisions through one step; `written_by` has those that wait elsewhere, by `link` or `packings`."""
+    simulator = Simulator(Problem(trace, link, packings))
     obeyed = tuple(bool(kept) for kept in simulator.problem.obeyed(keep))
     modules = {name: number for number, name in enumerate(dict.fromkeys(module_kind(op.module) for op in trace.ops))}
     census = _Census(simulator, obeyed, written_by or {}, modules)
@@ -123,6 +132,7 @@ def follow(
         modules=tuple(modules),
         module_bytes=np.array(census.module_rows, dtype=np.int64).reshape(len(census.moments), len(modules)),
         other_bytes=other_bytes,
+        packings=tuple(packings),
     )
 
 
@@ -147,10 +157,12 @@ class _Census:
         # What no record accounts for is backward's: a profile leaves nothing over, a trace written by hand may.
         self._untimed_s = max(0.0, trace.step_s - timed_s) / max(1, problem.n_asks)
         held = frozenset(simulator.held_into_backward(keep, written_by))
-        self._walk_forward(simulator.forward_ends(keep, written_by), held)
+        packed = frozenset(v for v in simulator.held_elsewhere(keep, written_by) if problem.packing[v] is not None)
+        self._walk_forward(simulator.forward_ends(keep, written_by), held, packed)
 
-    def _walk_forward(self, ends: list[int], held: frozenset[int]) -> None:
+    def _walk_forward(self, ends: list[int], held: frozenset[int], packed: frozenset[int]) -> None:
         problem = self._problem
+        fresh: list[int] = []  # what is packed before the next op runs
         goes_after: list[list[int]] = [[] for _ in range(problem.n_ops)]
         for j in range(problem.n_ops):
             for v in problem.outputs[j]:
@@ -159,9 +171,15 @@ class _Census:
                     self._count(v, _TEMPORARY, 1)
                 else:
                     self._count(v, _KEPT if v in held else _OTHER, 1)
-            self._add(FORWARD, j, None, problem.time_s[j])
+            work = sum(p.workspace(problem.nbytes[v]) for v in fresh if (p := problem.packing[v]) is not None)
+            for v in fresh:
+                self._hold(v, _KEPT, problem.resting_bytes(v))
+            self._add(FORWARD, j, None, problem.time_s[j], work)
+            fresh = [v for v in problem.outputs[j] if v in packed]
             for v in goes_after[j]:
                 self._count(v, _TEMPORARY, -1)
+        for v in fresh:
+            self._hold(v, _KEPT, problem.resting_bytes(v))
 
     def change(self, value: int, ours: int, others: int) -> None:
         """Copies of a value come or go."""
@@ -171,6 +189,14 @@ class _Census:
     def waits(self, seconds: float) -> None:
         """Time in which nothing runs."""
         self._now_s += seconds
+
+    def unpacks(self, ask: int, value: int, seconds: float, scratch_bytes: int) -> None:
+        """A value is unpacked."""
+        self._add(UNPACKING, self._problem.maker[value], ask, seconds, scratch_bytes)
+
+    def unpacked(self, value: int, packed_bytes: int) -> None:
+        """What was held of it goes."""
+        self._hold(value, _KEPT, -packed_bytes)
 
     def moment(self, ask: int, replayed: int | None, scratch_bytes: int) -> None:
         """A replay runs, or an ask has been answered."""
@@ -182,7 +208,9 @@ class _Census:
         self._add(BACKWARD, maker if maker >= 0 else None, ask, own_s)
 
     def _count(self, value: int, kind: int, copies: int) -> None:
-        nbytes = copies * self._problem.nbytes[value]
+        self._hold(value, kind, copies * self._problem.nbytes[value])
+
+    def _hold(self, value: int, kind: int, nbytes: int) -> None:
         self._kinds[kind] += nbytes
         self._modules[self._module[self._problem.maker[value]]] += nbytes
 

@@ -40,6 +40,7 @@ class StepFinder:
         self.fitted: list[tuple[str, Fitted]] = []
         """The name of each model's class, and what is known about it, in the order in which they were met."""
         self._store = resolve_store(settings.store)
+        self._chooser = shared(settings.codecs)
         self._shelf = PlanShelf(settings.cache) if settings.cache is not None else None
         self._ours: set[Fitted] = set()
         self._left_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -114,7 +115,7 @@ class StepFinder:
 
     def _fit(self, model: nn.Module) -> Fitted:
         limit = self.settings.budget_bytes
-        state = Fitted(model, limit, None, self._store, shared("exact"), None, self._shelf, verify=True)
+        state = Fitted(model, limit, None, self._store, self._chooser, None, self._shelf, verify=True)
         registry.enter(model, state, hooked=False)
         self.fitted.append((type(model).__name__, state))
         self._ours.add(state)

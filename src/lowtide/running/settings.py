@@ -12,4 +12,5 @@ class Settings:
 
     budget_bytes: int
     store: str = "device"
+    codecs: tuple[str, ...] = ("exact",)
     cache: Path | None = None

@@ -35,6 +35,7 @@ def trace_to_json(trace: Trace) -> str:
         ]
         for op in trace.ops
     ]
+    values = [[v.nbytes, v.op, v.storage, v.dies, v.freed_at_ask, word(v.dtype)] for v in trace.values]
     document = {
         "format": _FORMAT,
         "version": trace.version,
@@ -44,7 +45,7 @@ def trace_to_json(trace: Trace) -> str:
         "peak_bytes": trace.peak_bytes,
         "words": list(words),
         "ops": ops,
-        "values": [[v.nbytes, v.op, v.storage, v.dies, v.freed_at_ask] for v in trace.values],
+        "values": values,
         "saved": trace.saved,
         "asks": [[a.value, a.node, a.other_bytes, a.time_s] for a in trace.asks],
     }
@@ -96,8 +97,8 @@ def _build(document: dict[str, Any]) -> Trace:
             )
         )
     values = [
-        Value(_int(nbytes), _int_or_none(op), _int(storage), _int(dies), _int_or_none(freed))
-        for nbytes, op, storage, dies, freed in _list(document["values"])
+        Value(_int(nbytes), _int_or_none(op), _int(storage), _int(dies), _int_or_none(freed), words[_index(dtype)])
+        for nbytes, op, storage, dies, freed, dtype in _list(document["values"])
     ]
     asks = [
         Ask(_int(value), _int(node), _int(other), _seconds(time_s))

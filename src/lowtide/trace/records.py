@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .._errors import ArgumentError
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Value:
     """The last forward op during which somebody other than lowtide holds it; the number of ops: until backward."""
     freed_at_ask: int | None = None
     """The last ask during which a value that lives until backward is alive; None: it outlives the step."""
+    dtype: str = ""
+    """As torch calls it ("float32"); empty where it is not known."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,62 @@
+"""How a codec holds values, as planning sees it: bytes that do not depend on the content, and two speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+BLOCK = 64
+"""Elements that share a scale, in codecs that have some."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Values of one dtype, held by one codec. A plan promises bytes, so that only codecs of fixed size are here."""
+
+    codec: str
+    dtype: str
+    """As torch calls it: "float32"."""
+    exact: bool
+    itemsize: int
+    bits: int
+    """Of each element, packed."""
+    block_bytes: int
+    """More, for every 64 elements."""
+    work_bytes: int
+    """What packing or unpacking takes meanwhile, for each element of a piece."""
+    piece: int
+    """Elements that are packed at a time."""
+    pack_s: float
+    """To pack one value, beside its bytes."""
+    pack_s_per_byte: float
+    unpack_s: float
+    unpack_s_per_byte: float
+    least_bytes: int = 2**16
+    """A smaller value is not worth it."""
+
+    def packed_bytes(self, nbytes: int) -> int:
+        """What a value takes, packed."""
+        count = nbytes // self.itemsize
+        return -(-count * self.bits // 8) + -(-count // BLOCK) * self.block_bytes
+
+    def workspace(self, nbytes: int) -> int:
+        """What packing or unpacking a value takes meanwhile."""
+        return self.work_bytes * min(self.piece, nbytes // self.itemsize)
+
+    def in_s(self, nbytes: int) -> float:
+        """How long packing takes."""
+        return self.pack_s + nbytes * self.pack_s_per_byte
+
+    def out_s(self, nbytes: int) -> float:
+        """How long unpacking takes."""
+        return self.unpack_s + nbytes * self.unpack_s_per_byte
+
+    def takes(self, dtype: str, nbytes: int) -> bool:
+        """Whether such a value can be packed, and is worth it."""
+        return dtype == self.dtype and nbytes >= self.least_bytes and self.packed_bytes(nbytes) < nbytes
+
+
+def best_packing(packings: Iterable[Packing], dtype: str, nbytes: int) -> Packing | None:
+    """The smallest that takes such a value, an exact one before any other; None where none does."""
+    taking = [packing for packing in packings if packing.takes(dtype, nbytes)]
+    return min(taking, key=lambda packing: (not packing.exact, packing.packed_bytes(nbytes)), default=None)

@@ -1,0 +1,72 @@
+"""How small and how fast the codecs are whose size does not depend on the content: what plans may pack by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from ..codecs import Codec, measure
+from ..codecs._contract import PIECE
+from ..codecs.names import CODECS, resolve
+from ..planning import Packing
+from ..trace import Trace
+
+_SMALL, _LARGE = 2**14, 2**18  # elements
+_ROUNDS = 3
+
+
+def packings_for(trace: Trace, codecs: str | Sequence[str] | Sequence[Codec] | None) -> tuple[Packing, ...]:
+    """What the values of a step can be packed by, of the codecs that are allowed."""
+    named = [codec.name if isinstance(codec, Codec) else codec for codec in codecs or ()]
+    allowed = resolve(codecs if isinstance(codecs, str) else named)
+    dtypes = sorted({value.dtype for value in trace.values if value.dtype})
+    found = (measure_packing(codec.name, dtype, trace.device) for codec in allowed for dtype in dtypes)
+    return tuple(packing for packing in found if packing is not None)
+
+
+@lru_cache(maxsize=256)
+def measure_packing(codec_name: str, dtype_name: str, device: str = "cpu") -> Packing | None:
+    """How a codec packs values of this dtype; None where its size depends on the content, or it does not apply.
+
+    >>> from lowtide.profiling.packings import measure_packing
+    >>> packing = measure_packing("mask", "bool")
+    >>> packing.packed_bytes(64)
+    8
+    """
+    codec = CODECS[codec_name]
+    dtype = getattr(torch, dtype_name)
+    size = codec.fixed_size(dtype)
+    if size is None:
+        return None
+    own = torch.Generator(device).manual_seed(0)  # the user's generators are not ours to draw from
+    content = torch.randn(_LARGE, device=device, generator=own)
+    row = content > 0 if dtype is torch.bool else content.to(dtype)
+    small, large = (measure(codec, row[:count], _ROUNDS) for count in (_SMALL, _LARGE))
+    if small is None or large is None:
+        return None
+    nbytes = _SMALL * dtype.itemsize, _LARGE * dtype.itemsize
+    pack_s, pack_s_per_byte = _line(nbytes, small.encode_bytes_per_second, large.encode_bytes_per_second)
+    unpack_s, unpack_s_per_byte = _line(nbytes, small.decode_bytes_per_second, large.decode_bytes_per_second)
+    return Packing(
+        codec=codec_name,
+        dtype=dtype_name,
+        exact=codec.exact,
+        itemsize=dtype.itemsize,
+        bits=size.bits,
+        block_bytes=size.block_bytes,
+        work_bytes=size.work_bytes,
+        piece=PIECE,
+        pack_s=pack_s,
+        pack_s_per_byte=pack_s_per_byte,
+        unpack_s=unpack_s,
+        unpack_s_per_byte=unpack_s_per_byte,
+    )
+
+
+def _line(nbytes: tuple[int, int], small_bytes_per_s: float, large_bytes_per_s: float) -> tuple[float, float]:
+    """Seconds for any value, and for each of its bytes, through the two that were measured."""
+    small_s, large_s = nbytes[0] / small_bytes_per_s, nbytes[1] / large_bytes_per_s
+    per_byte = max(0.0, (large_s - small_s) / (nbytes[1] - nbytes[0]))
+    return max(0.0, small_s - nbytes[0] * per_byte), per_byte

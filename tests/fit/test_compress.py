@@ -1,0 +1,193 @@
+"""Plans that hold values packed: exact by masks, near by bfloat16, within the budget, as predicted."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.codecs import CODECS
+from lowtide.engine.room import LEDGER
+from lowtide.planning import Packing
+from lowtide.profiling import packings
+
+from ..engine import deep
+from ..engine.steps import assert_close, assert_equal, run_step
+from .test_fit import fitted_steps
+
+
+class Gated(nn.Module):
+    """Layers whose largest saved values are bools, of ops that are dear to make again."""
+
+    def __init__(self, layers: int = 6, size: int = 512) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(0.1 * torch.randn(size, size) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            big = x @ weight
+            closed = (big @ weight.detach()).sigmoid() > 0.5  # dear, and only its bools are saved
+            x = big.masked_fill(closed, 0.5).mean(0, keepdim=True).expand(x.shape[0], -1) + 0.1
+        return x.sum()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Codecs are taken to be quicker than any op, so that plans use them."""
+    measure = packings.measure_packing
+
+    def at_once(*args: Any) -> Packing | None:
+        packing = measure(*args)
+        if packing is None:
+            return None
+        return replace(packing, pack_s=0.0, pack_s_per_byte=1e-13, unpack_s=0.0, unpack_s_per_byte=1e-13)
+
+    monkeypatch.setattr(packings, "measure_packing", at_once)
+    yield
+    measure.cache_clear()
+
+
+def test_masks_are_packed_and_nothing_is_lost(quick: None) -> None:
+    torch.manual_seed(0)
+    model, batch = Gated(), (torch.randn(4096, 512),)
+    plain = run_step(model, batch)
+    limit = int(0.9 * plain.peak_bytes)
+    for step in fitted_steps(model, batch, limit, codecs="exact"):
+        assert_equal(plain, step)
+        assert step.peak_bytes <= limit
+    report = lowtide.report(model)
+    assert report.plan is not None
+    assert report.plan.compress
+    assert {packing.codec for packing in report.plan.packings} == {"mask"}
+    scope = lowtide.report()
+    assert scope.values_compressed >= len(report.plan.compress)  # type: ignore[union-attr]
+    assert "compressed" in str(scope)
+    assert "compress" in str(report.plan)
+    assert "compressed" in str(report.details())
+    lowtide.unfit(model)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit"])
+def test_a_lossy_codec_that_is_named(name: str, quick: None) -> None:
+    model, batch = deep.build(name)
+    plain = run_step(model, batch)
+    limit = int(0.6 * plain.peak_bytes)
+    steps = fitted_steps(model, batch, limit, codecs="bf16")
+    for step in steps[1:]:  # the first is profiled
+        assert_close(plain, step)
+        assert step.peak_bytes <= limit
+    report = lowtide.report(model)
+    assert report.plan is not None
+    assert report.plan.compress
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes is not None
+    assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.03 * report.measured_peak_bytes
+    lowtide.unfit(model)
+
+
+def test_a_lossy_codec_that_is_not_named_is_never_used(quick: None) -> None:
+    model, batch = deep.build("gpt2")
+    LEDGER.see_everything()
+    half = lowtide.plan(model, batch, 2**60).plain_peak_bytes // 2
+    assert not any(
+        packing.codec in ("bf16", "fp16", "fp8", "int8") for packing in lowtide.plan(model, batch, half).packings
+    )
+    assert not lowtide.plan(model, batch, half, codecs=None).packings
+
+
+def test_a_plan_needs_its_codecs(quick: None, tmp_path: Path) -> None:
+    model, batch = deep.build("gpt2")
+    LEDGER.see_everything()
+    half = lowtide.plan(model, batch, 2**60).plain_peak_bytes // 2
+    plan = lowtide.plan(model, batch, half, codecs="bf16")
+    assert plan.compress
+    plan.save(tmp_path / "plan.json")
+    assert lowtide.Plan.load(tmp_path / "plan.json") == plan
+    with pytest.raises(lowtide.LowtideError, match=r"packed by 'bf16'.*codecs="):
+        lowtide.fit(model, plan=plan)
+    lowtide.fit(model, plan=plan, codecs="bf16", budget=2**60)
+    run_step(model, batch)
+    assert lowtide.report().values_compressed > 0  # type: ignore[union-attr]
+    lowtide.unfit(model)
+
+
+def test_nothing_stays_after_a_step_an_exception_or_a_dropped_graph(quick: None) -> None:
+    model, batch = deep.build("gpt2")
+    LEDGER.see_everything()
+    half = lowtide.plan(model, batch, 2**60).plain_peak_bytes // 2
+    plan = lowtide.plan(model, batch, half, codecs="bf16")
+    lowtide.fit(model, plan=plan, codecs="bf16", budget=2**60)
+    run_step(model, batch)
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+    LEDGER.see_everything()
+    before = LEDGER.live_bytes
+
+    loss = model(**batch).loss
+    del loss
+    gc.collect()
+    assert LEDGER.live_bytes == before
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("in the middle")
+
+    hook = next(iter(model.parameters())).register_hook(fails)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        model(**batch).loss.backward()
+    hook.remove()
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+    assert LEDGER.live_bytes == before
+    lowtide.unfit(model)
+
+
+@pytest.mark.parametrize("codec", ["mask", "bf16", "fp16", "fp8", "int8"])
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 2**16 + 5])
+def test_a_fixed_size_is_what_the_codec_takes(codec: str, count: int) -> None:
+    for dtype in (torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        packing = packings.measure_packing(codec, str(dtype).removeprefix("torch."))
+        content = torch.randn(count)
+        encoded = CODECS[codec].encode(content > 0 if dtype is torch.bool else content.to(dtype))
+        if packing is None or encoded is None:  # what it would not make smaller it leaves alone
+            assert packing is None or packing.packed_bytes(count * dtype.itemsize) + 16 >= count * dtype.itemsize
+            continue
+        taken = sum(part.untyped_storage().nbytes() for part in encoded.parts)
+        assert packing.packed_bytes(count * dtype.itemsize) == taken
+
+
+def test_measuring_a_codec_draws_nothing() -> None:
+    packings.measure_packing.cache_clear()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    assert packings.measure_packing("bf16", "float32") is not None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_plan_on_the_shelf_serves_only_those_who_allow_its_codecs(quick: None, tmp_path: Path) -> None:
+    def packed_steps(codecs: str | None) -> int:
+        model, batch = deep.build("gpt2")
+        gc.collect()
+        LEDGER.see_everything()
+        lowtide.fit(model, budget=limit, codecs=codecs, cache=tmp_path)
+        packed = 0
+        for _ in range(3):
+            run_step(model, batch)
+            packed += lowtide.report().values_compressed  # type: ignore[union-attr]
+        lowtide.unfit(model)
+        return packed
+
+    model, batch = deep.build("gpt2")
+    gc.collect()
+    LEDGER.see_everything()
+    limit = int(0.75 * lowtide.plan(model, batch, 2**60).plain_peak_bytes)
+    del model, batch
+    assert packed_steps("bf16") > 0
+    assert packed_steps(None) == 0
+    assert packed_steps("bf16") > 0
