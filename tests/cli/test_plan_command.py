@@ -166,7 +166,7 @@ def test_a_lossy_codec_is_used_only_if_named(lowtide_command: Command) -> None:
 
 
 def test_the_codecs_that_can_be_named_are_those_that_there_are() -> None:
-    from lowtide.cli._options import CODECS
-    from lowtide.codecs import CODECS as there_are
+    from lowtide import codecs
+    from lowtide.cli import _options
 
-    assert set(CODECS) == {"exact", "none", *there_are}
+    assert set(_options.CODECS) == {"exact", "none", *codecs.CODECS}
