@@ -491,6 +491,7 @@ policies = st.one_of(
     st.just(lowtide.KeepNone()),
     st.just(lowtide.KeepAll()),
     st.just(lowtide.Selective(min_cost_us=3, cost=lambda op: 1.0)),
+    st.just(lowtide.Selective(min_cost_us=20)),  # measured: remembers its answers where programs go one way
     st.builds(lambda n, k: lowtide.Segments.uniform(n, k), st.integers(0, 40), st.integers(0, 5)),
     st.lists(st.integers(0, 40), max_size=3).map(lambda xs: lowtide.Segments([(x, x + 6) for x in xs])),
     st.builds(by_hash, st.integers(0, 1000), st.sampled_from([15, 50, 85])),
