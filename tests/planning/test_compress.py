@@ -116,13 +116,13 @@ def test_packing_never_makes_a_plan_slower(trace, share):
 
 
 @settings(max_examples=30, deadline=None)
-@given(training_traces(), st.floats(0.3, 0.95))
-def test_no_plan_beats_the_bound(trace, share):
+@given(training_traces(), st.floats(0.3, 0.95), st.booleans())
+def test_no_plan_beats_the_bound(trace, share, whole):
     trace = of_dtypes(trace, ["small"] * len(trace.values))
     quick = replace(HALVED, pack_s_per_byte=0.01, unpack_s_per_byte=0.01, work_bytes=0)
     simulator = Simulator(Problem(trace, None, (quick,)))
     budget = int(share * simulate(trace, [True] * len(trace.ops)).peak_bytes)
-    bound = lower_bound(simulator.problem, budget)
+    bound = lower_bound(simulator.problem, budget, whole=whole)
     movable = [j for j in range(len(trace.ops)) if simulator.problem.offloadable[j]]
     for decide in BASELINES.values():
         keep = [bool(kept) for kept in simulator.problem.obeyed(decide(simulator.problem))]

@@ -42,11 +42,11 @@ def test_its_plan_fits_and_is_as_fast_as_the_best_of_all_decisions(trace, share)
 
 
 @settings(max_examples=60, deadline=None)
-@given(traces(max_ops=7), st.integers(1, 60))
-def test_it_never_returns_what_does_not_fit_and_the_bound_is_never_above_the_best(trace, budget):
+@given(traces(max_ops=7), st.integers(1, 60), st.booleans())
+def test_it_never_returns_what_does_not_fit_and_the_bound_is_never_above_the_best(trace, budget, whole):
     fitting = [seconds for peak, seconds in every_outcome(trace) if peak <= budget]
     problem = Problem(trace)
-    bound = lower_bound(problem, budget)
+    bound = lower_bound(problem, budget, whole=whole)
     found = solve_milp(Simulator(problem), budget, deadline=time.monotonic() + 20, relative_gap=0)
     if found.keep is not None:
         forward, asks, seconds, _ = naive_simulation(trace, found.keep)
@@ -58,13 +58,13 @@ def test_it_never_returns_what_does_not_fit_and_the_bound_is_never_above_the_bes
 
 
 @settings(max_examples=60, deadline=None)
-@given(training_traces(max_ops=7), st.data())
-def test_the_bound_also_holds_for_plans_that_make_values_again(trace, data):
+@given(training_traces(max_ops=7), st.data(), st.booleans())
+def test_the_bound_also_holds_for_plans_that_make_values_again(trace, data, whole):
     keep = [op.pinned is not None or data.draw(st.booleans()) for op in trace.ops]
     recomputed = [j for j, kept in enumerate(keep) if not kept]
     again = data.draw(st.sets(st.sampled_from(recomputed))) if recomputed else set()
     forward, asks, seconds, _ = naive_simulation(trace, keep, again)
-    bound = lower_bound(Problem(trace), max(1, *forward, *asks))
+    bound = lower_bound(Problem(trace), max(1, *forward, *asks), whole=whole)
     assert not bound.impossible
     assert bound.step_s <= trace.step_s + seconds + 1e-6
 

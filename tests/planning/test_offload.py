@@ -123,12 +123,12 @@ def test_a_store_that_is_slower_than_recomputing_is_left_alone():
 
 
 @settings(max_examples=30, deadline=None)
-@given(training_traces(), st.floats(0.3, 0.95))
-def test_no_plan_beats_the_bound(trace, share):
+@given(training_traces(), st.floats(0.3, 0.95), st.booleans())
+def test_no_plan_beats_the_bound(trace, share, whole):
     link = Link("disk", out_bytes_per_s=1e9, in_bytes_per_s=30.0, least_bytes=1)
     simulator = Simulator(Problem(trace, link))
     budget = int(share * simulate(trace, [True] * len(trace.ops)).peak_bytes)
-    bound = lower_bound(simulator.problem, budget)
+    bound = lower_bound(simulator.problem, budget, whole=whole)
     movable = [j for j in range(len(trace.ops)) if simulator.problem.offloadable[j]]
     for decide in BASELINES.values():
         keep = decide(simulator.problem)

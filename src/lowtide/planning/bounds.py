@@ -1,11 +1,12 @@
-"""A lower bound on the time of any exact plan: the linear relaxation of the core, with rows that always hold.
+"""A lower bound on the time of any exact plan: linear relaxations, with rows that always hold.
 
 Valid for every schedule that keeps and replays, however often: a value that autograd will ask for is held
 into backward or replayed at least once; what is held takes its bytes from the moment that nobody else holds
-it, and what has been asked and will be asked again is there either way. The same holds from any ask on: what
-is asked later must be there when it has been answered, or be replayed from what is. Not tight where the peak
-is made inside a replay. Rows are added where the relaxed solution breaks them. HiGHS solves the programme; when time
-runs out, what is proved so far is returned.
+it, and what has been asked and will be asked again is there either way.
+
+Backward is then cut into stages at its fullest asks (`stages`), for what has to be there in its middle. Not tight where
+the peak is made inside a replay. Rows of bytes are added where the relaxed solution breaks them. HiGHS solves the
+programmes; when time runs out, what is proved so far is returned.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from .formulation import Formulation, Place, Rows
 from .problem import Problem
 from .simulator import Simulator
+from .stages import Stages
 
 _ROUNDS = 6
 _PLACES_A_ROUND = 6
-_STATES = 3
+_CUTS = 3
 _INFEASIBLE = 2
 _ROUNDING = 1 - 1e-9  # what HiGHS may be wrong by
 
@@ -37,8 +39,11 @@ class Bound:
     """No schedule at all fits into the budget."""
 
 
-def lower_bound(problem: Problem, budget_bytes: int, *, deadline: float | None = None) -> Bound:
-    """The best proved lower bound on the time of a step whose peak is at most `budget_bytes`."""
+def lower_bound(problem: Problem, budget_bytes: int, *, deadline: float | None = None, whole: bool = False) -> Bound:
+    """A proved lower bound on the time of a step whose peak is at most `budget_bytes`.
+
+    `whole`: a better one, from values that are there or not; shares of them are quicker. It wants a deadline.
+    """
     plain_s = problem.trace.step_s
     if not problem.n_asks:
         return Bound(plain_s, impossible=False)
@@ -46,19 +51,17 @@ def lower_bound(problem: Problem, budget_bytes: int, *, deadline: float | None =
     if not model.n_variables:
         return Bound(plain_s, impossible=False)
     until = math.inf if deadline is None else deadline
-    best_s = _whole_step(model, budget_bytes, until)
-    for k in _fullest_asks(problem):
-        if best_s is None or time.monotonic() > until:
-            break
-        after_s = _after_ask(model, budget_bytes, k, until)
-        best_s = None if after_s is None else max(best_s, after_s)
+    best_s, forward = _whole_step(model, budget_bytes, until)
+    if best_s is not None and time.monotonic() < until:
+        staged_s = Stages(model, budget_bytes, forward, _fullest_asks(problem)).least_s(until, whole=whole)
+        best_s = None if staged_s is None else max(best_s, staged_s * _ROUNDING)
     if best_s is None:
         return Bound(plain_s, impossible=True)
     return Bound(plain_s + best_s, impossible=False)
 
 
-def _whole_step(model: Formulation, budget_bytes: int, until: float) -> float | None:
-    """The least extra time by what must be held in forward and backward; None if that cannot fit."""
+def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[float | None, list[Place]]:
+    """The least extra time by what must be held (None: that cannot fit), and where in forward that is too much."""
     problem = model.problem
     rows = Rows()
     model.structure(rows, after=-1)
@@ -71,7 +74,7 @@ def _whole_step(model: Formulation, budget_bytes: int, until: float) -> float | 
             rows.add(terms, -np.inf, (budget_bytes - fixed) / model.byte_unit)
         found = _relaxed(model, rows, until)
         if found.status == _INFEASIBLE:
-            return None
+            return None, []
         if found.status != 0:
             break
         best_s = max(best_s, float(found.fun) * model.time_unit * _ROUNDING)
@@ -79,19 +82,7 @@ def _whole_step(model: Formulation, budget_bytes: int, until: float) -> float | 
         if not pending or time.monotonic() > until:
             break
         places |= pending
-    return best_s
-
-
-def _after_ask(model: Formulation, budget_bytes: int, k: int, until: float) -> float | None:
-    """The least time of replays after ask k, from what can be there when it has been answered; None: nothing can."""
-    rows = Rows()
-    model.structure(rows, after=k)
-    terms, fixed = model.state_terms(k)
-    rows.add(terms, -np.inf, (budget_bytes - fixed) / model.byte_unit)
-    found = _relaxed(model, rows, until)
-    if found.status == _INFEASIBLE:
-        return None
-    return float(found.fun) * model.time_unit * _ROUNDING if found.status == 0 else 0.0
+    return best_s, sorted((place for place in places if place.phase == "forward"), key=lambda place: place.index)
 
 
 def _relaxed(model: Formulation, rows: Rows, until: float) -> OptimizeResult:
@@ -112,7 +103,7 @@ def _fullest_asks(problem: Problem) -> list[int]:
     for k in np.argsort(-live, kind="stable"):
         if all(abs(int(k) - other) > len(live) // 40 for other in picked):
             picked.append(int(k))
-        if len(picked) == _STATES:
+        if len(picked) == _CUTS:
             break
     return picked
 

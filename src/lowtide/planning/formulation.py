@@ -131,10 +131,10 @@ class Formulation:
             if self.relevant[j]:
                 cost[self.r(j)] += problem.time_s[j] / self.time_unit
                 if problem.offloadable[j]:
-                    cost[self.o(j)] += self._elsewhere_s(j) / self.time_unit
+                    cost[self.o(j)] += self.elsewhere_s(j) / self.time_unit
         return cost
 
-    def _elsewhere_s(self, op: int) -> float:
+    def elsewhere_s(self, op: int) -> float:
         """What it takes at least that op's values wait elsewhere."""
         problem, link = self.problem, self.problem.link
         if problem.packed[op]:
@@ -190,7 +190,7 @@ class Formulation:
             if not self.relevant[j]:
                 continue
             if any(
-                problem.saved[v] and (after is None or (problem.last_ask[v] > after and not self._answered(v, after)))
+                problem.saved[v] and (after is None or (problem.last_ask[v] > after and not self.answered(v, after)))
                 for v in problem.outputs[j]
             ):
                 rows.add(self.there(j) | {self.r(j): 1.0}, 1.0, np.inf)
@@ -201,7 +201,7 @@ class Formulation:
                 rows.add({self.s(i): 1.0, self.r(j): 1.0} if i >= 0 else {self.r(j): 1.0}, -np.inf, float(i >= 0))
             for u in problem.inputs[j]:
                 maker = problem.maker[u]
-                if after is not None and self._answered(u, after):
+                if after is not None and self.answered(u, after):
                     continue
                 if self.s(maker) != self.s(j):
                     rows.add(self.there(maker) | {self.r(maker): 1.0, self.r(j): -1.0}, 0.0, np.inf)
@@ -241,12 +241,12 @@ class Formulation:
     def state_terms(self, k: int) -> tuple[dict[int, float], float]:
         """What is there once ask k has been answered, if `s` says just that: for lower bounds, with `after=k`."""
         problem = self.problem
-        answered = np.array([self._answered(int(v), k) for v in self._values], dtype=bool)
+        answered = np.array([self.answered(int(v), k) for v in self._values], dtype=bool)
         terms = self._summed(~answered & (self._natural_last_ask < k))
         fixed = problem.trace.asks[k].other_bytes + self._natural_backward[k] + self._answered_bytes[k]
         return terms, float(fixed)
 
-    def _answered(self, v: int, k: int) -> bool:
+    def answered(self, v: int, k: int) -> bool:
         """Whether v has been asked for by ask k, and its handle is still there."""
         return self.problem.saved[v] and self.problem.first_ask[v] <= k <= self.problem.handle_end[v]
 

@@ -129,8 +129,10 @@ class Problem:
         self.freed_after: list[list[int]] = [[] for _ in asks]
         """By ask: the values whose handles go after it."""
         self.last_ask = [-1] * self.n_values
+        self.asks_of: list[list[int]] = [[] for _ in range(self.n_values)]
         for k, ask in enumerate(asks):
             self.last_ask[ask.value] = k
+            self.asks_of[ask.value].append(k)
             if self.maker[ask.value] >= 0 and self.first_ask[ask.value] == self.n_asks:
                 self.first_ask[ask.value] = k
         node_end = len(asks) - 1

@@ -30,6 +30,8 @@ from .smallest import smallest
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.002, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
+_WORTH_PROVING, _PROOF_SHARE = 0.005, 0.04
+"""Share of a plain step above the bound from which on a better bound is worth this share of the time."""
 _CAUTION = 200
 """The smallest budget is named with 1/200 more."""
 _PLAIN_OPS = 2500
@@ -78,6 +80,11 @@ def solve(
         if least.peak_bytes > budget_bytes:
             raise _budget_error(simulator, least, budget_bytes)
         best = improve(simulator, least, budget_bytes, deadline=time.monotonic() + 0.2 * deadline_s)
+    if best.simulation.step_s - bound.step_s > _WORTH_PROVING * trace.step_s and not bound.impossible:
+        say("how much better could a plan be?")
+        deadline = time.monotonic() + _PROOF_SHARE * deadline_s
+        proved = lower_bound(simulator.problem, wanted_bytes, deadline=deadline, whole=True)
+        bound = proved if proved.step_s > bound.step_s else bound
     return _plan(simulator, best, plain, bound, budget_bytes, started)
 
 

@@ -1,0 +1,170 @@
+"""A lower bound on replay time from backward cut into stages, at asks where memory is short.
+
+What is there when a stage begins was there when the one before began, was asked for, or was replayed meanwhile; it fits
+into the budget. What a stage is asked for it has, or replays from what it has. Every exact schedule obeys that, however
+often it replays an op; shares of values and ops (a linear programme) are allowed, so the least time is a bound.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
+
+from .formulation import Formulation, Place, Rows
+
+_INFEASIBLE = 2
+_GAP = 0.003
+Replay = Callable[[int, int], int]
+"""By stage and op: the variable that says that it is replayed."""
+
+
+class Stages:
+    """The programme. For each stage a variable for each value ("it is there when the stage begins") and two for each
+    op ("it is replayed in it", "it is replayed at all from there on": or half a replay in each of two stages would be
+    taken for a whole one); and one, for all stages, for each op whose values may wait elsewhere."""
+
+    def __init__(self, model: Formulation, budget_bytes: int, forward: Iterable[Place], cuts: Sequence[int]) -> None:
+        problem = model.problem
+        self._model = model
+        self._budget_bytes = budget_bytes
+        self._starts = [-1, *sorted(cuts)]  # each stage begins when this ask has been answered
+        self._ops = [j for j in range(problem.n_ops) if model.relevant[j]]
+        self._values = [v for j in self._ops for v in problem.outputs[j]]
+        self._value_column = {v: c for c, v in enumerate(self._values)}
+        self._op_column = {j: len(self._values) + c for c, j in enumerate(self._ops)}
+        self._width = len(self._values) + 2 * len(self._ops)
+        movable = [j for j in self._ops if problem.offloadable[j]]
+        self._away_column = {j: self._width * len(self._starts) + c for c, j in enumerate(movable)}
+        self._count = self._width * len(self._starts) + len(movable)
+        self._rows = Rows()
+        for stage in range(len(self._starts)):
+            last = stage + 1 == len(self._starts)
+            self._asked(stage, self._replay, problem.n_asks if last else self._starts[stage + 1])
+            self._replayed(stage, self._replay)
+            self._asked(stage, self._ever, problem.n_asks)
+            self._replayed(stage, self._ever)
+            self._in_some_stage(stage)
+            if not last:
+                self._passed_on(stage)
+            if stage:
+                self._fits(stage)
+        for place in (*forward, Place("ask", 0)):
+            self._fits_at(place)
+
+    def least_s(self, until: float, *, whole: bool = False) -> float | None:
+        """The least extra time, as far as it is proved until then; None if nothing fits.
+
+        `whole`: values are there or not, no shares of them. That takes longer and proves more.
+        """
+        found = self._solved(until, whole)
+        if found.status == _INFEASIBLE:
+            return None
+        proved = found.mip_dual_bound if whole else found.fun if found.status == 0 else None
+        return float(proved) * self._model.time_unit if proved is not None else 0.0
+
+    def _solved(self, until: float, whole: bool) -> OptimizeResult:
+        problem, model = self._model.problem, self._model
+        cost, upper, integral = np.zeros(self._count), np.ones(self._count), np.zeros(self._count)
+        for stage in range(len(self._starts)):
+            integral[stage * self._width :][: len(self._values)] = whole
+            for j in self._ops:
+                cost[self._replay(stage, j)] = problem.time_s[j] / model.time_unit
+                upper[self._replay(stage, j)] = upper[self._ever(stage, j)] = not problem.pinned[j]
+        for j, column in self._away_column.items():
+            cost[column] = model.elsewhere_s(j) / model.time_unit
+        left_s = until - time.monotonic()
+        return milp(
+            cost,
+            constraints=LinearConstraint(self._rows.matrix(self._count), self._rows.low, self._rows.high),
+            integrality=integral,
+            bounds=Bounds(0, upper),
+            options={
+                "mip_rel_gap": _GAP,
+                **({"time_limit": max(0.05, left_s)} if math.isfinite(left_s) else {}),
+            },
+        )
+
+    # -- variables ------------------------------------------------------------------------------------
+
+    def _there(self, stage: int, value: int) -> int:
+        return stage * self._width + self._value_column[value]
+
+    def _replay(self, stage: int, op: int) -> int:
+        return stage * self._width + self._op_column[op]
+
+    def _ever(self, stage: int, op: int) -> int:
+        return stage * self._width + len(self._ops) + self._op_column[op]
+
+    def _had(self, stage: int, value: int, replay: Replay) -> dict[int, float]:
+        """ "It is there, replayed or elsewhere": it can be had."""
+        op = self._model.problem.maker[value]
+        away = {self._away_column[op]: 1.0} if op in self._away_column else {}
+        return {self._there(stage, value): 1.0, replay(stage, op): 1.0, **away}
+
+    # -- rows -----------------------------------------------------------------------------------------
+
+    def _asked(self, stage: int, replay: Replay, until: int) -> None:
+        """What is asked for from a stage's beginning on is had."""
+        problem, after = self._model.problem, self._starts[stage]
+        for v in self._values:
+            asks = problem.asks_of[v]
+            later = bisect_right(asks, after)
+            if problem.saved[v] and later < len(asks) and asks[later] <= until and not self._given(v, after):
+                self._rows.add(self._had(stage, v, replay), 1.0, np.inf)
+
+    def _replayed(self, stage: int, replay: Replay) -> None:
+        """What a replay reads is had."""
+        problem = self._model.problem
+        for j in self._ops:
+            for u in problem.inputs[j] if not problem.pinned[j] else ():
+                if not self._given(u, self._starts[stage]):
+                    self._rows.add(self._had(stage, u, replay) | {replay(stage, j): -1.0}, 0.0, np.inf)
+
+    def _in_some_stage(self, stage: int) -> None:
+        """What is replayed at all is replayed in this stage or a later one."""
+        for j in self._ops:
+            stages = {self._replay(later, j): 1.0 for later in range(stage, len(self._starts))}
+            self._rows.add(stages | {self._ever(stage, j): -1.0}, 0.0, np.inf)
+
+    def _passed_on(self, stage: int) -> None:
+        """What the next stage begins with this one had."""
+        for v in self._values:
+            if not self._given(v, self._starts[stage]):
+                self._rows.add(self._had(stage, v, self._replay) | {self._there(stage + 1, v): -1.0}, 0.0, np.inf)
+
+    def _fits(self, stage: int) -> None:
+        """What a stage begins with fits."""
+        problem, after = self._model.problem, self._starts[stage]
+        there = [v for v in self._values if not self._given(v, after) and problem.natural_last_ask[v] < after]
+        resting = [v for v in there if problem.saved[v] and problem.last_ask[v] > after]
+        self._bytes_row(stage, there, resting, self._model.state_terms(after)[1])
+
+    def _fits_at(self, place: Place) -> None:
+        """What is held into backward fits where forward already holds it, and at the first ask."""
+        problem = self._model.problem
+        if place.phase == "forward":
+            there = [
+                v for v in self._values if problem.maker[v] <= place.index and problem.natural_end[v] < place.index
+            ]
+        else:
+            there = [v for v in self._values if problem.natural_last_ask[v] < place.index and problem.first_ask[v] > 0]
+        resting = [v for v in there if problem.saved[v]]
+        self._bytes_row(0, there, resting, self._model.certain_terms(place)[1])
+
+    def _bytes_row(self, stage: int, there: list[int], resting: list[int], fixed_bytes: float) -> None:
+        problem, unit = self._model.problem, self._model.byte_unit
+        terms = {self._there(stage, v): problem.nbytes[v] / unit for v in there}
+        for v in resting:
+            column = self._away_column.get(problem.maker[v])
+            if column is not None and problem.resting_bytes(v):
+                terms[column] = terms.get(column, 0.0) + problem.resting_bytes(v) / unit
+        self._rows.add(terms, -np.inf, (self._budget_bytes - fixed_bytes) / unit)
+
+    def _given(self, value: int, after: int) -> bool:
+        """Whether a value has been asked for by then, and its handle is still there."""
+        return self._model.answered(value, after)
