@@ -47,6 +47,11 @@ def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) ->
     if best is None or best.peak_bytes > enough_bytes:
         # Not from what is known on: that would find other plans the second time.
         searched = _searched(simulator, enough_bytes, deadline)
+        if searched.peak_bytes > enough_bytes and any(problem.offloadable):
+            # More choices may lead a search astray: they must not make the smallest budget larger.
+            simple = smallest(Simulator(Problem(problem.trace)), enough_bytes=enough_bytes, deadline=deadline)
+            again = judged(simulator, simple.keep, simple.again, room_bytes=enough_bytes, solver=simple.solver)
+            searched = again if again is not None and _smaller(again, searched) else searched
         if best is None or _smaller(searched, best):
             best = searched
             known.append((list(best.keep), best.again, best.offload))
