@@ -96,7 +96,7 @@ def smallest_of(bench: Bench) -> int:
     """The smallest budget that works, as the error of one that does not says."""
     bench.reset()
     try:
-        lowtide.plan(bench.model, bench.batch, 1)
+        lowtide.plan(bench.model, bench.batch, 1, codecs=None)
     except lowtide.BudgetError as error:
         return (error.smallest_bytes or 0) - bench.other_bytes
     raise AssertionError("a plan for one byte")
@@ -116,7 +116,7 @@ def rows_of(name: str, case: Case) -> Iterator[Row]:
         plan = None
         if asked == SMALLEST:  # for which the online budget, under which a step is profiled, may be too small
             bench.reset()
-            plan = lowtide.plan(bench.model, bench.batch, budget + beside)
+            plan = lowtide.plan(bench.model, bench.batch, budget + beside, codecs=None)
         lowtide.fit(bench.model, budget=budget + beside, plan=plan, stores=None, codecs=None)
         exact = True
         for _ in range(3):

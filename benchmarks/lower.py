@@ -84,11 +84,11 @@ def row_of(name: str, case: Case) -> Row:
 def _smallest(bench: Bench, stores: tuple[str, ...], plain: object) -> tuple[int, bool]:
     bench.reset()
     try:
-        lowtide.plan(bench.model, bench.batch, 1, stores=stores)
+        lowtide.plan(bench.model, bench.batch, 1, stores=stores, codecs=None)
     except lowtide.BudgetError as error:
         limit = error.smallest_bytes or 0
     bench.reset()
-    plan = lowtide.plan(bench.model, bench.batch, limit, stores=stores)
+    plan = lowtide.plan(bench.model, bench.batch, limit, stores=stores, codecs=None)
     lowtide.fit(bench.model, plan=plan, stores=stores, codecs=None)
     try:
         peak, bits = bench.metered(bench.loss)

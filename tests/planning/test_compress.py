@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lowtide._errors import ArgumentError
-from lowtide.planning import BASELINES, Link, Packing, Plan, Problem, Simulator, lower_bound, simulate, smallest, solve
+from lowtide.planning import Link, Packing, Plan, Problem, Simulator, simulate, smallest, solve
 from lowtide.planning.packing import best_packing
 from lowtide.reporting.timeline import UNPACKING, follow
 
 from .naive import naive_simulation
-from .test_offload import FAST_OUT, chain
+from .test_offload import FAST_OUT, assert_nothing_beats_the_bound, chain
 from .test_simulator import traces_with_decisions
 from .traces import gpt_trace, training_traces
 
@@ -120,17 +120,7 @@ def test_packing_never_makes_a_plan_slower(trace, share):
 def test_no_plan_beats_the_bound(trace, share, whole):
     trace = of_dtypes(trace, ["small"] * len(trace.values))
     quick = replace(HALVED, pack_s_per_byte=0.01, unpack_s_per_byte=0.01, work_bytes=0)
-    simulator = Simulator(Problem(trace, None, (quick,)))
-    budget = int(share * simulate(trace, [True] * len(trace.ops)).peak_bytes)
-    bound = lower_bound(simulator.problem, budget, whole=whole)
-    movable = [j for j in range(len(trace.ops)) if simulator.problem.offloadable[j]]
-    for decide in BASELINES.values():
-        keep = [bool(kept) for kept in simulator.problem.obeyed(decide(simulator.problem))]
-        for offload in ([], [j for j in movable if keep[j]], [j for j in movable[::2] if keep[j]]):
-            judged = simulator.run(keep, offload=offload, room_bytes=budget)
-            if judged.peak_bytes <= budget:
-                assert not bound.impossible
-                assert bound.step_s <= judged.step_s * (1 + 1e-9)
+    assert_nothing_beats_the_bound(Simulator(Problem(trace, None, (quick,))), share, whole)
 
 
 def test_a_quick_codec_beats_recomputing():
