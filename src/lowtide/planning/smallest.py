@@ -50,8 +50,8 @@ def smallest(simulator: Simulator, *, enough_bytes: int = 0, deadline: float) ->
         if searched.peak_bytes > enough_bytes and any(problem.offloadable):
             # More choices may lead a search astray: they must not make the smallest budget larger.
             simple = smallest(Simulator(Problem(problem.trace)), enough_bytes=enough_bytes, deadline=deadline)
-            again = judged(simulator, simple.keep, simple.again, room_bytes=enough_bytes, solver=simple.solver)
-            searched = again if again is not None and _smaller(again, searched) else searched
+            other = judged(simulator, simple.keep, simple.again, room_bytes=enough_bytes, solver=simple.solver)
+            searched = other if other is not None and _smaller(other, searched) else searched
         if best is None or _smaller(searched, best):
             best = searched
             known.append((list(best.keep), best.again, best.offload))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from .._errors import ArgumentError, BudgetError
 from .._units import format_bytes
 from ..trace import Trace
+from .annealing import anneal
 from .bounds import Bound, lower_bound
 from .candidate import Candidate, judged
 from .chain import fitting, reach_of, solve_chain
@@ -32,6 +33,8 @@ _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.002, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
 _WORTH_PROVING, _PROOF_SHARE = 0.005, 0.04
 """Share of a plain step above the bound from which on a better bound is worth this share of the time."""
+_FAR, _ANNEALING_SHARE = 0.04, 0.1
+"""The same for changing the plan at random."""
 _CAUTION = 200
 """The smallest budget is named with 1/200 more."""
 _PLAIN_OPS = 2500
@@ -80,6 +83,10 @@ def solve(
         if least.peak_bytes > budget_bytes:
             raise _budget_error(simulator, least, budget_bytes)
         best = improve(simulator, least, budget_bytes, deadline=time.monotonic() + 0.2 * deadline_s)
+    if best.simulation.step_s - bound.step_s > _FAR * trace.step_s:
+        say("far above the bound: changing the plan at random")
+        room_bytes = max(wanted_bytes, best.peak_bytes)
+        best = anneal(simulator, best, room_bytes, deadline=time.monotonic() + _ANNEALING_SHARE * deadline_s)
     if best.simulation.step_s - bound.step_s > _WORTH_PROVING * trace.step_s and not bound.impossible:
         say("how much better could a plan be?")
         deadline = time.monotonic() + _PROOF_SHARE * deadline_s
