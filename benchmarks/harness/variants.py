@@ -2,43 +2,81 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
+
 from lowtide.planning import BASELINES
 
 from .compiled import Compiled
-from .contract import Plain, Variant
+from .contract import Plain, PlainAgain, Variant
 from .others import Dtr, Rotor, Schedule
 from .ours import HALF, RULES, SMALLEST, Online, Planned, PlannedWithDisk, Rule
 from .peers import EachBlock, SaveOnCpu, Selective, SqrtSegments
 from .remat import Remat
 
+CONTROL = "plain-again"
 PEERS: dict[str, type[Variant]] = {
     "plain": Plain,
+    CONTROL: PlainAgain,
     "checkpoint": EachBlock,
     "checkpoint-sqrt": SqrtSegments,
     "sac": Selective,
     "offload": SaveOnCpu,
     "remat": Remat,
 }
-LADDER = ("60", HALF, SMALLEST)
 AMPLE = "110"  # more than plain takes: what lowtide costs where it is not needed
-COMPILE_SHARES = ("0.5",)
-COMPILED = ("gpt2", "resnet50")
-"""Compiling a model takes a minute or more, and once for each setting: these stand for the others."""
+DECIDED = (
+    CONTROL, "checkpoint", "sac", f"planned@{AMPLE}", f"planned@{HALF}", "planned@checkpoint", "planned@sac",
+)  # fmt: skip
+"""What the targets compare, and the same code twice: timed more often than the rest."""
 STANDARD = (
-    *PEERS,
-    "compile",
-    *(f"compile@{share}" for share in COMPILE_SHARES),
-    *(f"rule:{name}" for name in RULES),
+    "plain",
+    CONTROL,
+    "checkpoint",
+    "checkpoint-sqrt",
+    "sac",
+    "remat",
     "online@60",
     "schedule:DTR@60",
     "schedule:rotor@checkpoint",
     f"planned@{AMPLE}",
-    *(f"planned@{rung}" for rung in LADDER),
+    f"planned@{HALF}",
     "planned@checkpoint",
     "planned@sac",
+)
+"""Of every model."""
+_EVERYTHING = (
+    "offload",
+    *(f"rule:{name}" for name in RULES),
+    "planned@60",
+    f"planned@{SMALLEST}",
     f"planned-disk@{HALF}",
     "planned-disk@checkpoint",
 )
+COMPILE_SHARES = ("0.8", "0.5", "0.2")
+_COMPILED = ("compile", *(f"compile@{share}" for share in COMPILE_SHARES))
+"""Compiling takes half a minute or more, and once for each setting: two models stand for the others."""
+_BESIDE_COMPILED = (
+    "plain", CONTROL, "checkpoint", "sac", *_COMPILED, *(f"planned@{way}" for way in _COMPILED),
+)  # fmt: skip
+MORE: dict[str, tuple[str, ...]] = {
+    "gpt2": _EVERYTHING,
+    "resnet50": _EVERYTHING,
+    "llama": (f"planned@{SMALLEST}",),
+    "unet": (f"planned@{SMALLEST}",),
+    "deep": ("planned@35", f"planned@{SMALLEST}"),
+    "lstm": ("rule:every1",),
+}
+"""Of some models, besides."""
+
+
+def standard(model: str) -> list[str]:
+    """What a run takes of a model if nobody says otherwise."""
+    if model.endswith("-compiled"):
+        return list(_BESIDE_COMPILED)
+    return [*STANDARD, *MORE.get(model, ())]
+
+
 QUICK = (
     "plain",
     "checkpoint",
@@ -96,6 +134,12 @@ def named(name: str) -> Variant:
     if kind == "schedule" and setting in BASELINES:
         return Schedule(name, setting)
     raise UnknownVariantError(f"no such variant: {name!r}; there are {', '.join(FORMS)}")
+
+
+def set_up(names: Iterable[str]) -> dict[str, str]:
+    """By family: how its documentation says that it is used, in the words of its class."""
+    made = [named(name) for name in dict.fromkeys(names)]
+    return {type(one).__name__: inspect.cleandoc(type(one).__doc__ or "") for one in made}
 
 
 def _is_share(text: str) -> bool:
