@@ -68,7 +68,7 @@ def main() -> None:
     help="Measure resident memory of a few variants, each in a process of its own.  [yes, or no with --quick or "
     "--models]",
 )
-@click.option("--compile-seconds", type=float, help="Deadline for compiling one model in one way.  [120]")
+@click.option("--compile-seconds", type=float, help="Deadline for compiling one model in one way.  [180]")
 def run(
     quick: bool,
     chosen_models: str | None,
@@ -129,7 +129,8 @@ def everything(minutes: float, quick: bool, out: Path) -> None:
     """What `make bench` does: recording's cost, chain schedules, scaling, then all models beside their peers."""
     from .harness import everything as parts
 
-    sys.exit(parts.run_parts(out, minutes, quick, say))
+    out = out.resolve()  # parts run in the directory of the project
+    sys.exit(parts.run_parts(parts.parts_of(out, quick), out, minutes, say))
 
 
 @main.command()

@@ -54,8 +54,8 @@ def setting(run: Run) -> str:
     """Machine, versions, date and what was done, in a line."""
     rounds = [len(one.cpu_s) for model in run.models.values() for name, one in model.measured().items()
               if name != "plain"]  # fmt: skip
-    taken = f"{min(rounds)} to {max(rounds)} rounds" if rounds else "no rounds"
-    return f"{machine_line(run.machine)}; {taken} in turn"
+    taken = " to ".join(dict.fromkeys(str(edge(rounds)) for edge in (min, max))) if rounds else "no"
+    return f"{machine_line(run.machine)}; {taken} rounds in turn"
 
 
 def markdown(run: Run, links: dict[str, str], why: dict[str, str], others: dict[str, str]) -> str:
@@ -218,7 +218,7 @@ def _undecided(run: Run) -> list[str]:
     ]
     return [
         f"Of {len(found)} comparisons at equal peak {len(open_ones)} are undecided: in this run the same code took "
-        f"very different times from round to round. Slower by the mean of the rounds: {', '.join(against) or 'none'}."
+        f"very different times from round to round. Slower by the median of the rounds: {', '.join(against) or 'none'}."
     ]
 
 

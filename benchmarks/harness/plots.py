@@ -42,6 +42,7 @@ def frontier(model: ModelResult, subtitle: str, path: Path) -> None:
     points = {name: (100 * model.peak_share(name), 100 * (model.ratio(name) - 1)) for name in there}
     top = _top([y for name, (_, y) in points.items() if there[name].family != "lowtide online"])
     axes.axhline(0, color="0.75", lw=1, zorder=0)
+    beyond = 0
     for family, style in STYLES.items():
         names = sorted((name for name in points if there[name].family == family), key=lambda name: points[name])
         if not names:
@@ -51,9 +52,10 @@ def frontier(model: ModelResult, subtitle: str, path: Path) -> None:
         axes.plot(xs, ys, **style, label=family, zorder=4 if family == "lowtide planned" else 3, alpha=0.9)
         for name in above:
             axes.annotate(
-                f"{name}\n{points[name][1]:+.0f} %", (points[name][0], top), xytext=(0, -4), fontsize=7,
+                f"{name} {points[name][1]:+.0f} %", (points[name][0], top), xytext=(0, -4 - 10 * beyond), fontsize=7,
                 textcoords="offset points", ha="center", va="top", color=style["color"],
             )  # fmt: skip
+            beyond += 1
         if family in NAMED:
             for name in set(names) - set(above):
                 axes.annotate(

@@ -21,7 +21,7 @@ from .contract import NotApplicableError, Variant
 from .models import Case
 from .records import ModelResult, Run, VariantResult
 from .steps import Bench, Bits, Forward, Seconds, step
-from .variants import DECIDED, named, set_up
+from .variants import COMPILED_MODELS, DECIDED, named, set_up
 
 Say = Callable[[str], None]
 
@@ -39,8 +39,8 @@ class Timing:
     """For all models together. A model's share is used up, or not, by whole rounds, after those of `few`."""
 
     def weight(self, model: str) -> int:
-        """A model's share of the time."""
-        return 2 if model in self.decided_on else 1
+        """A model's share of the time; compiling takes some."""
+        return 2 if model in self.decided_on or model in COMPILED_MODELS else 1
 
 
 def run_models(

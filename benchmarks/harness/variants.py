@@ -59,6 +59,7 @@ _COMPILED = ("compile", *(f"compile@{share}" for share in COMPILE_SHARES))
 _BESIDE_COMPILED = (
     "plain", CONTROL, "checkpoint", "sac", *_COMPILED, *(f"planned@{way}" for way in _COMPILED),
 )  # fmt: skip
+COMPILED_MODELS = ("gpt2-compiled", "resnet-compiled")
 MORE: dict[str, tuple[str, ...]] = {
     "gpt2": _EVERYTHING,
     "resnet50": _EVERYTHING,
@@ -72,7 +73,7 @@ MORE: dict[str, tuple[str, ...]] = {
 
 def standard(model: str) -> list[str]:
     """What a run takes of a model if nobody says otherwise."""
-    if model.endswith("-compiled"):
+    if model in COMPILED_MODELS:
         return list(_BESIDE_COMPILED)
     return [*STANDARD, *MORE.get(model, ())]
 
@@ -137,9 +138,11 @@ def named(name: str) -> Variant:
 
 
 def set_up(names: Iterable[str]) -> dict[str, str]:
-    """By family: how its documentation says that it is used, in the words of its class."""
-    made = [named(name) for name in dict.fromkeys(names)]
-    return {type(one).__name__: inspect.cleandoc(type(one).__doc__ or "") for one in made}
+    """How each is used, as its own documentation says, in the words of its class; without the settings behind an @."""
+    kinds: dict[type[Variant], dict[str, None]] = {}
+    for name in dict.fromkeys(names):
+        kinds.setdefault(type(named(name)), {})[name.partition("@")[0]] = None
+    return {", ".join(kind): inspect.cleandoc(one.__doc__ or "") for one, kind in kinds.items()}
 
 
 def _is_share(text: str) -> bool:
