@@ -12,7 +12,7 @@ import gc
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,9 +38,9 @@ class Timing:
     seconds: float | None = None
     """For all models together. A model's share is used up, or not, by whole rounds, after those of `few`."""
 
-    def weight(self, model: str) -> int:
+    def weight(self, model: str, variants: Sequence[str]) -> int:
         """A model's share of the time; compiling takes some."""
-        return 2 if model in self.decided_on or model in COMPILED_MODELS else 1
+        return len(variants) * (2 if model in self.decided_on or model in COMPILED_MODELS else 1)
 
 
 def run_models(
@@ -56,7 +56,7 @@ def run_models(
     _leave_imports_alone()
     how = set_up(way for ways in variants.values() for way in ways)
     run = Run(machine.describe(), {**asdict(timing), "set_up": how, **settings})
-    started, weights = time.monotonic(), [timing.weight(name) for name in cases]
+    started, weights = time.monotonic(), [timing.weight(name, variants[name]) for name in cases]
     for number, (name, case) in enumerate(cases.items(), 1):
         say(f"[{number}/{len(cases)}] {case.title}: {', '.join(variants[name])}")
         began = time.monotonic()
@@ -118,7 +118,7 @@ def measure_model(
 
 
 def _round(bench: Bench, due: list[Variant], result: ModelResult, reference: Bits) -> None:
-    """A timed step of each, and plain ones before, between and after."""
+    """A timed step of each between two plain ones; those on which nothing is to be decided share them by twos."""
 
     def plain() -> Seconds:
         took, _ = bench.timed(bench.loss)
@@ -127,19 +127,29 @@ def _round(bench: Bench, due: list[Variant], result: ModelResult, reference: Bit
         return took
 
     before = plain()
-    for variant in due:
-        row = result.variants[variant.name]
-        if row.error is not None:
-            continue
-        taken: list[Seconds] = []
-        _guarded(row, lambda v=variant, r=row, t=taken: _timed(bench, v, r, t, reference))  # type: ignore[misc]
+    for together in _between_plain_steps([v for v in due if result.variants[v.name].error is None]):
+        taken: list[tuple[VariantResult, Seconds]] = []
+        for variant in together:
+            row = result.variants[variant.name]
+            _guarded(row, lambda v=variant, r=row, t=taken: _timed(bench, v, r, t, reference))  # type: ignore[misc]
         after = plain()
-        for took in taken:
+        for row, took in taken:
             row.cpu_s.append(took.cpu_s)
             row.wall_s.append(took.wall_s)
             row.beside_cpu_s.append([before.cpu_s, after.cpu_s])
             row.beside_wall_s.append([before.wall_s, after.wall_s])
         before = after
+
+
+def _between_plain_steps(due: list[Variant]) -> Iterator[list[Variant]]:
+    """One to be decided on, or two others."""
+    others = [v for v in due if v.name not in DECIDED]
+    pairs = {id(pair[0]): pair for pair in (others[i : i + 2] for i in range(0, len(others), 2))}
+    for variant in due:
+        if variant.name in DECIDED:
+            yield [variant]
+        elif id(variant) in pairs:
+            yield pairs[id(variant)]
 
 
 def _guarded(row: VariantResult, work: Callable[[], Bits | None]) -> Bits | None:
@@ -176,12 +186,18 @@ def _settle(bench: Bench, variant: Variant, forward: Forward) -> None:
         step(forward)
 
 
-def _timed(bench: Bench, variant: Variant, row: VariantResult, taken: list[Seconds], reference: Bits) -> None:
+def _timed(
+    bench: Bench,
+    variant: Variant,
+    row: VariantResult,
+    taken: list[tuple[VariantResult, Seconds]],
+    reference: Bits,
+) -> None:
     with variant.applied(bench) as forward:
         _settle(bench, variant, forward)
         took, loss = bench.timed(forward)
         _compare(row, bench.bits(loss), reference)
-    taken.append(took)
+    taken.append((row, took))
     _said(variant, row)
 
 

@@ -33,26 +33,14 @@ STANDARD = (
     "plain",
     CONTROL,
     "checkpoint",
-    "checkpoint-sqrt",
     "sac",
     "remat",
-    "online@60",
-    "schedule:DTR@60",
-    "schedule:rotor@checkpoint",
     f"planned@{AMPLE}",
     f"planned@{HALF}",
     "planned@checkpoint",
     "planned@sac",
 )
 """Of every model."""
-_EVERYTHING = (
-    "offload",
-    *(f"rule:{name}" for name in RULES),
-    "planned@60",
-    f"planned@{SMALLEST}",
-    f"planned-disk@{HALF}",
-    "planned-disk@checkpoint",
-)
 COMPILE_SHARES = ("0.8", "0.5", "0.2")
 _COMPILED = ("compile", *(f"compile@{share}" for share in COMPILE_SHARES))
 """Compiling takes half a minute or more, and once for each setting: two models stand for the others."""
@@ -60,15 +48,38 @@ _BESIDE_COMPILED = (
     "plain", CONTROL, "checkpoint", "sac", *_COMPILED, *(f"planned@{way}" for way in _COMPILED),
 )  # fmt: skip
 COMPILED_MODELS = ("gpt2-compiled", "resnet-compiled")
+_SQRT, _ONLINE, _DTR, _ROTOR, _LEAST = (
+    "checkpoint-sqrt",
+    "online@60",
+    "schedule:DTR@60",
+    "schedule:rotor@checkpoint",
+    f"planned@{SMALLEST}",
+)
+_DISK = (f"planned-disk@{HALF}", "planned-disk@checkpoint")
 MORE: dict[str, tuple[str, ...]] = {
-    "gpt2": _EVERYTHING,
-    "resnet50": _EVERYTHING,
-    "llama": (f"planned@{SMALLEST}",),
-    "unet": (f"planned@{SMALLEST}",),
-    "deep": ("planned@35", f"planned@{SMALLEST}"),
-    "lstm": ("rule:every1",),
+    "gpt2": (
+        _SQRT,
+        "offload",
+        *(f"rule:{name}" for name in RULES),
+        _ONLINE,
+        _DTR,
+        _ROTOR,
+        "planned@60",
+        _LEAST,
+        *_DISK,
+    ),
+    "llama": (_DTR, _LEAST),
+    "bert": (_SQRT, _ROTOR),
+    "t5": (_ONLINE,),
+    "resnet50": (_SQRT, "rule:every1", _ONLINE, _DTR, "planned@60", _LEAST, *_DISK),
+    "unet": (_ONLINE, _DTR, _LEAST),
+    "diffusion": (_DTR, "planned@60"),
+    "mixtral": (_DTR, "planned@60"),
+    "mamba": (_ONLINE, _DTR),
+    "lstm": (_SQRT, "rule:every1", _ONLINE, _DTR),
+    "deep": (_SQRT, _ROTOR, "planned@35", _LEAST),
 }
-"""Of some models, besides."""
+"""Of some models, besides: all would take hours. `checkpoint-sqrt` and rotor need blocks in a row."""
 
 
 def standard(model: str) -> list[str]:

@@ -85,7 +85,8 @@ class Failing(Plain):
 @pytest.fixture(scope="module")
 def chain() -> ModelResult:
     torch.set_num_threads(1)
-    ways = [variants.named("plain"), Doubled("doubled"), Failing("failing"), variants.named("rule:every1")]
+    plain = [variants.named(name) for name in ("plain", "plain-again")]
+    ways = [*plain, Doubled("doubled"), Failing("failing"), variants.named("rule:every1")]
     return measure_model(Bench("chain", CHAIN), ways, 2, quiet)
 
 
@@ -112,12 +113,13 @@ def test_a_variant_that_fails_is_recorded_and_the_others_go_on(chain: ModelResul
 
 
 def test_every_timed_step_is_between_two_plain_ones(chain: ModelResult) -> None:
-    plain = chain.plain.cpu_s
-    assert len(plain) == 4 + 3  # the variant that fails in the first round is not tried in the second
+    plain, again = chain.plain.cpu_s, chain.variants["plain-again"]
     doubled, every = chain.variants["doubled"], chain.variants["rule:every1"]
-    assert doubled.beside_cpu_s == [plain[0:2], plain[5:7]]  # the second round is the other way round
+    assert len(plain) == 4 + 3  # the variant that fails in the first round is not tried in the second
+    assert again.beside_cpu_s == [plain[0:2], plain[5:7]]  # the second round is the other way round
+    assert doubled.beside_cpu_s == [plain[1:3], plain[4:6]]  # with the one that fails, then with the next
     assert every.beside_cpu_s == [plain[2:4], plain[4:6]]
-    assert [len(one.beside_wall_s) for one in (doubled, every)] == [2, 2]
+    assert [len(one.beside_wall_s) for one in (again, doubled, every)] == [2, 2, 2]
 
 
 def test_what_is_to_be_decided_is_timed_more_often_as_long_as_there_is_time() -> None:
