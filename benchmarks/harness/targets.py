@@ -30,7 +30,7 @@ TARGETS = (
     Target(_CHECKPOINT, "at checkpoint's peak", "planned@checkpoint", "checkpoint", 0.5),
     Target("at SAC's peak, 0.3 of its overhead, or 1 %", "at SAC's peak", "planned@sac", "sac", 0.3, 0.01),
     Target(_HALF, "at half", "planned@half", of_step=0.05),
-    Target("with an ample budget, 1 %", "ample", "planned@110", of_step=0.01),
+    Target("with an ample budget, 125 % of plain's peak, 1 %", "ample", "planned@125", of_step=0.01),
 )
 WITH_DISK = (
     Target(f"with a disk, {_CHECKPOINT}", "at checkpoint's peak, disk", "planned-disk@checkpoint", "checkpoint", 0.5),

@@ -24,7 +24,7 @@ PEERS: dict[str, type[Variant]] = {
     "offload": SaveOnCpu,
     "remat": Remat,
 }
-AMPLE = "110"  # more than plain takes: what lowtide costs where it is not needed
+AMPLE = "125"  # so much that lowtide leaves steps alone once it knows them: what it costs where it is not needed
 DECIDED = (
     CONTROL, "checkpoint", "sac", f"planned@{AMPLE}", f"planned@{HALF}", "planned@checkpoint", "planned@sac",
 )  # fmt: skip
@@ -64,6 +64,7 @@ MORE: dict[str, tuple[str, ...]] = {
         _ONLINE,
         _DTR,
         _ROTOR,
+        "planned@105",
         "planned@60",
         _LEAST,
         *_DISK,
