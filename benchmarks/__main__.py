@@ -168,7 +168,7 @@ def report(results: Path, page: Path | None) -> None:
 
 @main.command()
 @click.option("--quick", is_flag=True, help="The two smallest points of each axis.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where results go.")
 def scaling(quick: bool, rounds: int, out: Path) -> None:
     """Cost against depth, batch and length; planning, recording and our own records against ops."""

@@ -206,7 +206,7 @@ STANDARD: dict[str, Case] = {
     "lstm": lstm(6, 256, 10, 128),
     "deep": gpt2(48, 128, 2, 128),
     "gpt2-compiled": gpt2(4, 256, 8, 128),
-    "resnet-compiled": resnet("ResNet-26 at half width", 32, [128, 256, 512, 1024], [2, 2, 2, 2], 16, 128),
+    "resnet-compiled": resnet("ResNet-14 at half width", 32, [128, 256, 512, 1024], [1, 1, 1, 1], 24, 128),
 }
 DECIDED_ON = ("gpt2", "llama", "bert", "t5", "vit", "resnet50", "unet")
 """Models on which targets are decided, so on which more rounds are taken."""

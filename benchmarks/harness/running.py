@@ -53,7 +53,7 @@ def run_models(
 ) -> Run:
     """Measure each model's variants, and write `out` after each model."""
     machine.one_quiet_thread()
-    _leave_imports_alone()
+    leave_imports_alone()
     how = set_up(way for ways in variants.values() for way in ways)
     run = Run(machine.describe(), {**asdict(timing), "set_up": how, **settings})
     started, weights = time.monotonic(), [timing.weight(name, variants[name]) for name in cases]
@@ -75,7 +75,7 @@ def run_models(
     return run
 
 
-def _leave_imports_alone() -> None:
+def leave_imports_alone() -> None:
     """Have the garbage collector, which is called before each step, skip what is there before any model."""
     gc.collect()
     gc.freeze()

@@ -25,7 +25,7 @@ from .models import gpt2
 from .ours import Rule
 from .pages import table
 from .plots import new_figure
-from .running import measure_model
+from .running import leave_imports_alone, measure_model
 from .standing import first_sentence
 from .steps import Bench, step
 from .variants import named
@@ -71,6 +71,7 @@ class Point:
 def measure(quick: bool, rounds: int, out: Path, say: Callable[[str], None]) -> Path:
     """Measure all axes; scaling.json, scaling.md and scaling.png are written after each point."""
     machine.one_quiet_thread()
+    leave_imports_alone()
     out.mkdir(parents=True, exist_ok=True)
     setting = {**machine.describe(), "rounds": rounds}
     points: list[Point] = []
