@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from .harness.records import Run
 
 RESULTS = Path(__file__).parent / "results" / "peers"
 ROUNDS, FEW_ROUNDS, QUICK_ROUNDS = 15, 5, 2
@@ -107,8 +111,12 @@ def run(
     )
     file = out / "results.json"
     page = (Path(__file__).parent if out == RESULTS else out) / "RESULTS.md"  # the headline page is beside the code
+
+    def finished(run: Run, name: str) -> None:
+        pages.write_page(run, page, out, drawn=run.models.keys() - {name})
+
     found = running.run_models(
-        {name: cases[name] for name in wanted}, ways, timing, file, say, {"catalogue": catalogue}
+        {name: cases[name] for name in wanted}, ways, timing, file, say, {"catalogue": catalogue}, finished
     )
     if rss if rss is not None else not quick and chosen_models is None:
         resident.measure_resident(found, catalogue, say)

@@ -6,7 +6,7 @@ import fnmatch
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from statistics import median
 
@@ -28,14 +28,15 @@ OTHER_PAGES = {
 }
 
 
-def write_page(run: Run, page: Path, pictures: Path, why: Path = WHY) -> None:
-    """The page, and its pictures in a directory of their own."""
+def write_page(run: Run, page: Path, pictures: Path, why: Path = WHY, drawn: Collection[str] = ()) -> None:
+    """The page, and its pictures in a directory of their own, without those that are `drawn`."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures.mkdir(parents=True, exist_ok=True)
     links = {}
     for name, model in run.models.items():
         picture = pictures / f"{name}.png"
-        frontier(model, setting(run), picture)
+        if name not in drawn:
+            frontier(model, setting(run), picture)
         links[name] = Path(os.path.relpath(picture, page.parent)).as_posix()
     others = {name: Path(os.path.relpath(pictures / name, page.parent)).as_posix() for name in OTHER_PAGES
               if (pictures / name).exists()}  # fmt: skip

@@ -50,8 +50,9 @@ def run_models(
     out: Path,
     say: Say,
     settings: dict[str, object],
+    finished: Callable[[Run, str], None] = lambda run, name: None,
 ) -> Run:
-    """Measure each model's variants, and write `out` after each model."""
+    """Measure each model's variants; after each model write `out` and call `finished`."""
     machine.one_quiet_thread()
     leave_imports_alone()
     how = set_up(way for ways in variants.values() for way in ways)
@@ -69,6 +70,7 @@ def run_models(
         run.models[name] = measure_model(Bench(name, case), ways, rounds, say, few=timing.few, until=until)
         gc.collect()
         run.save(out)
+        finished(run, name)
         now = time.monotonic()
         rest = (now - started) * sum(weights[number:]) / sum(weights[:number])
         say(f"[{number}/{len(cases)}] {name}: {now - began:.0f} s; about {rest / 60:.0f} min left for the others")
