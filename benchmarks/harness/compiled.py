@@ -106,6 +106,11 @@ class Compiled(Variant):
         self.share = share
         self._compiled: Any = None
 
+    @property
+    def settling_steps(self) -> int:
+        """What other variants did to the model may have it compiled once more."""
+        return 1
+
     def prepare(self, bench: Bench) -> None:
         backend = backend_name()
         self.note = f"backend {backend}"

@@ -192,8 +192,10 @@ def test_remat_computes_the_same_in_less_memory_and_leaves_nothing(case: Case) -
     remat.prepare(bench)
     with remat.applied(bench) as forward:
         kept = bench.metered(forward)
+    hooks = [len(module._forward_hooks) for module in bench.model.modules()]
     with each_block_checkpointed(bench.model, CHECKPOINT):
         checkpointed = bench.metered(bench.loss)
+    assert [len(module._forward_hooks) for module in bench.model.modules()] == hooks
     assert kept[1] == plain[1]
     assert checkpointed[0] < kept[0] < plain[0]
     assert not any("forward" in vars(module) for module in bench.model.modules())
