@@ -88,9 +88,11 @@ def _top(heights: list[float]) -> float:
 def _bound(model: ModelResult) -> list[tuple[float, float]]:
     """By budget asked of the planner: the least time of any plan, in the units of the picture."""
     plain_bytes = model.plain.peak_bytes or 1
-    return sorted(
+    said = sorted(
         (100 * min(1.0, one.asked_bytes / plain_bytes), 100 * least)
         for name, one in model.variants.items()
         if one.family == "lowtide planned" and one.asked_bytes is not None
         if (least := model.said(name, "bound")) is not None
     )
+    # A smaller budget needs no less time, even where the planner proved less about it.
+    return [(share, max(least for _, least in said[k:])) for k, (share, _) in enumerate(said)]
