@@ -16,12 +16,9 @@ lint: $(READY)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Hours on one thread; `python -m benchmarks run --quick` shows in minutes that everything runs.
+# Under an hour on one thread; `python -m benchmarks run --quick` shows in minutes that everything runs.
 bench: $(READY)
-	$(PY) -m benchmarks run
-	$(PY) -m benchmarks scaling
-	$(PY) -m benchmarks.overhead
-	$(PY) -m benchmarks.schedules
+	$(PY) -m benchmarks all
 
 fuzz: $(READY)
 	LOWTIDE_FUZZ_EXAMPLES=20000 $(PY) -m pytest tests/engine/test_fuzz.py -q

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from .harness.records import Run
+
 RESULTS = Path(__file__).parent / "results" / "peers"
-ROUNDS, QUICK_ROUNDS = 5, 2
+ROUNDS, FEW_ROUNDS, QUICK_ROUNDS = 15, 5, 2
+MINUTES = 55.0
 
 
 def say(sentence: str) -> None:
@@ -33,6 +38,9 @@ def list_everything(context: click.Context, option: click.Parameter, value: bool
         for name, case in catalogue.items():
             click.echo(f"  {name:12}{case.title}")
     click.echo(f"variants:\n  {', '.join(variants.STANDARD)}")
+    for name in models.STANDARD:
+        if more := [way for way in variants.standard(name) if way not in variants.STANDARD]:
+            click.echo(f"and of {name}:\n  {', '.join(more)}")
     click.echo(f"variants with --quick:\n  {', '.join(variants.QUICK)}")
     click.echo(f"and any of these forms:\n  {', '.join(variants.FORMS)}")
     context.exit()
@@ -51,18 +59,28 @@ def main() -> None:
 @click.option("--models", "chosen_models", help="Some of the models, with commas between.")
 @click.option("--variants", "chosen_variants", help="Some of the variants, with commas between; plain is added.")
 @click.option(
-    "--rounds", type=click.IntRange(1), help=f"Rounds of timed steps.  [{ROUNDS}, or {QUICK_ROUNDS} with --quick]"
+    "--rounds",
+    type=click.IntRange(1),
+    help=f"Rounds of timed steps.  [{ROUNDS} where targets are decided and {FEW_ROUNDS} elsewhere, or {QUICK_ROUNDS} "
+    "with --quick]",
 )
+@click.option("--minutes", type=float, help="For all models: fewer rounds are taken where it would take longer.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where results go.")
-@click.option("--rss", is_flag=True, help="Measure resident memory too, each variant in a process of its own.")
-@click.option("--compile-seconds", type=float, help="Deadline for compiling one model in one way.  [120]")
+@click.option(
+    "--rss/--no-rss",
+    default=None,
+    help="Measure resident memory of a few variants, each in a process of its own.  [yes, or no with --quick or "
+    "--models]",
+)
+@click.option("--compile-seconds", type=float, help="Deadline for compiling one model in one way.  [180]")
 def run(
     quick: bool,
     chosen_models: str | None,
     chosen_variants: str | None,
     rounds: int | None,
+    minutes: float | None,
     out: Path,
-    rss: bool,
+    rss: bool | None,
     compile_seconds: float | None,
 ) -> None:
     """Measure, and write results.json, RESULTS.md and a picture for each model; after each model what there is."""
@@ -76,26 +94,51 @@ def run(
     wanted = names(chosen_models) or list(cases)
     if unknown := [name for name in wanted if name not in cases]:
         raise click.UsageError(f"no such model: {', '.join(unknown)}; there are {', '.join(cases)}")
-    ways = names(chosen_variants) or list(variants.QUICK if quick else variants.STANDARD)
-    ways = ["plain", *(way for way in ways if way != "plain")]
+    chosen = names(chosen_variants) or (list(variants.QUICK) if quick else None)
+    ways = {name: variants.standard(name) if chosen is None else with_plain(chosen) for name in wanted}
     try:
-        for way in ways:
+        for way in dict.fromkeys(way for each in ways.values() for way in each):
             variants.named(way)
     except variants.UnknownVariantError as error:
         raise click.UsageError(str(error)) from error
     if compile_seconds is not None:
         compiled.DEADLINE_S = compile_seconds
-    rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
-    file = out / "results.json"
-    found = running.run_models(
-        {name: cases[name] for name in wanted}, ways, rounds, file, say, {"catalogue": catalogue}
+    timing = running.Timing(
+        rounds or (QUICK_ROUNDS if quick else ROUNDS),
+        rounds or (QUICK_ROUNDS if quick else FEW_ROUNDS),
+        decided_on=models.DECIDED_ON,
+        seconds=None if minutes is None else 60 * minutes,
     )
-    if rss:
+    file = out / "results.json"
+    page = (Path(__file__).parent if out == RESULTS else out) / "RESULTS.md"  # the headline page is beside the code
+
+    def finished(run: Run, name: str) -> None:
+        pages.write_page(run, page, out, drawn=run.models.keys() - {name})
+
+    found = running.run_models(
+        {name: cases[name] for name in wanted}, ways, timing, file, say, {"catalogue": catalogue}, finished
+    )
+    if rss if rss is not None else not quick and chosen_models is None:
         resident.measure_resident(found, catalogue, say)
         found.save(file)
-    page = (Path(__file__).parent if out == RESULTS else out) / "RESULTS.md"  # the headline page is beside the code
     pages.write_page(found, page, out)
     click.echo(str(page))
+
+
+def with_plain(ways: list[str]) -> list[str]:
+    return ["plain", *(way for way in ways if way != "plain")]
+
+
+@main.command("all")
+@click.option("--minutes", type=float, default=MINUTES, show_default=True, help="For everything.")
+@click.option("--quick", is_flag=True, help="All parts on tiny models, into --out: do they run?")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where results go.")
+def everything(minutes: float, quick: bool, out: Path) -> None:
+    """What `make bench` does: recording's cost, chain schedules, scaling, then all models beside their peers."""
+    from .harness import everything as parts
+
+    out = out.resolve()  # parts run in the directory of the project
+    sys.exit(parts.run_parts(parts.parts_of(out, quick), out, minutes, say))
 
 
 @main.command()
@@ -133,7 +176,7 @@ def report(results: Path, page: Path | None) -> None:
 
 @main.command()
 @click.option("--quick", is_flag=True, help="The two smallest points of each axis.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where results go.")
 def scaling(quick: bool, rounds: int, out: Path) -> None:
     """Cost against depth, batch and length; planning, recording and our own records against ops."""

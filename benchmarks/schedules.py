@@ -186,8 +186,8 @@ def report(rounds: int, skip_slow: bool) -> None:
         best = dict.fromkeys((run.name for run in present), float("inf"))
         for round_number in range(rounds):
             for run in present:
-                # What takes seconds varies little: twice is enough.
-                if round_number < 2 or best[run.name] < 1.0:
+                # What takes seconds varies little: once is enough.
+                if round_number < 1 or best[run.name] < 1.0:
                     best[run.name] = min(best[run.name], timed(run))
         ours = best[present[0].name]
         print(f"\n{title}")

@@ -76,11 +76,15 @@ def each_block_checkpointed(model: nn.Module, options: dict[str, Any]) -> Iterat
     """By the model's own switch where transformers has one, and around each block's forward elsewhere."""
     if getattr(model, "supports_gradient_checkpointing", False):
         switch: Any = model
+        hooks = {module: set(module._forward_hooks) for module in model.modules()}
         switch.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         try:
             yield
         finally:
             switch.gradient_checkpointing_disable()
+            for module, before in hooks.items():  # it leaves one on the embedding each time
+                for key in module._forward_hooks.keys() - before:
+                    del module._forward_hooks[key]
         return
     wrapped: list[Any] = blocks(model)
     if not wrapped:

@@ -93,7 +93,7 @@ def _differences(model: str, variant: str, before: ModelResult, after: ModelResu
                 model,
                 variant,
                 time.slower,
-                f"× {after.median_ratio(variant):.3f} of plain's time, was × {before.median_ratio(variant):.3f} "
+                f"× {after.ratio(variant):.3f} of plain's time, was × {before.ratio(variant):.3f} "
                 f"({100 * (time.ratio - 1):+.1f} %, sure within {100 * (time.least - 1):+.1f} to "
                 f"{100 * (time.most - 1):+.1f} %)",
             )

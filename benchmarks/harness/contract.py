@@ -24,6 +24,8 @@ class Budgeted:
     predicted_bytes: int | None = None
     predicted_extra_s: float | None = None
     """Beyond a plain step."""
+    predicted_plain_s: float | None = None
+    """A plain step, as profiled."""
     bound_extra_s: float | None = None
     """Beyond a plain step, of any plan."""
     own_peak_bytes: int | None = None
@@ -70,3 +72,7 @@ class Plain(Variant):
     @contextlib.contextmanager
     def applied(self, bench: Bench) -> Iterator[Forward]:
         yield bench.loss
+
+
+class PlainAgain(Plain):
+    """The same once more, treated as a variant: how far from 1 it comes out is what the machine does by itself."""

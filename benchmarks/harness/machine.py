@@ -58,7 +58,7 @@ def allocator() -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith("MALLOC_")}
 
 
-def describe() -> dict[str, object]:
+def describe() -> dict[str, Any]:
     """Everything about this machine and this moment that a result depends on."""
     return {
         "processor": processor(),
@@ -71,3 +71,11 @@ def describe() -> dict[str, object]:
         "allocator": allocator(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    """Processor, threads, versions and date of what `describe` gave."""
+    numbers = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    return (
+        f"{machine['processor']}, {machine['threads']} thread, {numbers}; {machine['date'][:16].replace('T', ' ')} UTC"
+    )

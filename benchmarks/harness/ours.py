@@ -136,6 +136,7 @@ class Obeyed(Variant):
             asked_bytes=asked,
             predicted_bytes=plan.predicted_peak_bytes - other_bytes,
             predicted_extra_s=plan.predicted_step_s - plan.plain_step_s,
+            predicted_plain_s=plan.plain_step_s,
             bound_extra_s=plan.bound_step_s - plan.plain_step_s,
             solver=plan.solver,
         )

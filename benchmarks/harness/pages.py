@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from statistics import median
 
-from .noise import FLOOR, LEAST_ROUNDS, SURE
+from .machine import machine_line
+from .noise import FLOOR, LEAST_ROUNDS, SURE_WITHIN, spread
 from .plots import frontier
-from .records import ModelResult, Run, VariantResult
+from .records import ModelResult, Run
 from .standing import Standing, at_equal_overhead, at_equal_peak, first_sentence, over_budget, peers, where_behind
-from .targets import TARGETS, outcome
+from .targets import TARGETS, WITH_DISK, Target, outcome
 
 MIB = 2**20
 WHY = Path(__file__).parents[1] / "why.md"
+CONTROL = "plain-again"
+OTHER_PAGES = {
+    "scaling.md": "how costs grow with depth, batch and length, and what planning and recording take",
+    "overhead.md": "what recording costs, by op",
+    "schedules.md": "schedules for chains beside their peers",
+    "../held.md": "whether budgets hold, on twelve architectures",
+}
 
 
-def write_page(run: Run, page: Path, pictures: Path, why: Path = WHY) -> None:
-    """The page, and its pictures in a directory of their own."""
+def write_page(run: Run, page: Path, pictures: Path, why: Path = WHY, drawn: Collection[str] = ()) -> None:
+    """The page, and its pictures in a directory of their own, without those that are `drawn`."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures.mkdir(parents=True, exist_ok=True)
     links = {}
     for name, model in run.models.items():
         picture = pictures / f"{name}.png"
-        frontier(model, setting(run), picture)
+        if name not in drawn:
+            frontier(model, setting(run), picture)
         links[name] = Path(os.path.relpath(picture, page.parent)).as_posix()
-    page.write_text(markdown(run, links, read_why(why)), encoding="utf-8")
+    others = {name: Path(os.path.relpath(pictures / name, page.parent)).as_posix() for name in OTHER_PAGES
+              if (pictures / name).exists()}  # fmt: skip
+    page.write_text(markdown(run, links, read_why(why), others), encoding="utf-8")
 
 
 def read_why(path: Path) -> dict[str, str]:
@@ -40,45 +53,78 @@ def read_why(path: Path) -> dict[str, str]:
 
 def setting(run: Run) -> str:
     """Machine, versions, date and what was done, in a line."""
-    machine, settings = run.machine, run.settings
-    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    return (
-        f"{machine['processor']}, {machine['threads']} thread, {versions}; {settings['rounds']} rounds in turn, "
-        f"{machine['date'][:10]}"
-    )
+    rounds = [len(one.cpu_s) for model in run.models.values() for name, one in model.measured().items()
+              if name != "plain"]  # fmt: skip
+    taken = " to ".join(dict.fromkeys(str(edge(rounds)) for edge in (min, max))) if rounds else "no"
+    return f"{machine_line(run.machine)}; {taken} rounds in turn"
 
 
-def markdown(run: Run, links: dict[str, str], why: dict[str, str]) -> str:
+def markdown(run: Run, links: dict[str, str], why: dict[str, str], others: dict[str, str]) -> str:
     """The whole page."""
     parts = [
         "# lowtide beside its peers",
         setting(run) + ".",
-        f"Made by `python -m benchmarks run`; the machine's load was {run.machine['load']} at the start, the allocator "
-        f"was told {_told(run.machine['allocator'])}. The same model and batch for every variant, all of them in turn "
-        "in each round. A time is the processor's, over plain's; *min* compares the quickest rounds, *median* is the "
-        "median of the ratios within each round. A peak is that of all live tensor bytes in a step, by one meter for "
-        "all. Two times differ if their paired rounds do, by more than "
-        f"{SURE:g} standard errors and {100 * FLOOR:g} %; otherwise, and with fewer than {LEAST_ROUNDS} rounds, it is "
-        "undecided.",
+        "Made by `python -m benchmarks run`, which is part of `make bench`; the machine's load was "
+        f"{run.machine['load']} at the start, the allocator was told {_told(run.machine['allocator'])}. The same model "
+        "and batch for every variant, all of them in turn in each round, each step between two plain ones. A time is "
+        "the processor's (all threads), over plain's: over the mean of the plain steps just before and just after, and "
+        "of all rounds the median; *min* compares the quickest step with the quickest of as "
+        "many plain ones. A peak is that of all live tensor bytes in a step, by one meter for all. Two times differ if "
+        f"they do by more than {SURE_WITHIN:g} standard errors, estimated from the rounds, and {100 * FLOOR:g} %; "
+        f"otherwise, and with fewer than {LEAST_ROUNDS} rounds, it is undecided.",
+        _control(run),
         _failed_models(run),
+        "\n".join(f"- [{OTHER_PAGES[name]}]({link})" for name, link in others.items()),
+        "## Targets",
+        "What lowtide sets itself: measured overhead, and in brackets what is allowed. *Undecided*: the rounds differ "
+        "too much to be sure. *No plan can*: the planner's lower bound, from the op times of its profile, is above "
+        "what is allowed.",
+        _target_matrix(run),
+        _target_table(run),
         "## Overhead at equal peak",
         "The quickest of lowtide's plans whose measured peak is not above the peer's. Nothing is interpolated.",
         _equal_table(run, at_equal_peak),
         "## Peak at equal overhead",
         "The smallest of lowtide's plans that was measured no slower than the peer.",
         _equal_table(run, at_equal_overhead),
-        "## Targets",
-        "What lowtide sets itself. *Undecided*: the rounds differ too much to be sure, whatever the medians say.",
-        _target_table(run),
         "## Where lowtide is behind",
         _behind(run, why),
         "## Budgets: asked, predicted, measured",
         _budget_table(run),
+        _resident(run),
         "## All variants",
     ]
     for name, model in run.models.items():
         parts += [f"### {model.title}", f"![{model.title}]({links[name]})", _plain_line(model), _variant_table(model)]
+    parts += _set_up(run)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _control(run: Run) -> str:
+    """How far the same code differs from itself, by both clocks."""
+    there = {name: model for name, model in _sound(run).items() if CONTROL in model.measured()}
+    if not there:
+        return ""
+    found = ", ".join(f"{name} × {model.ratio(CONTROL):.3f}" for name, model in there.items())
+    both = []
+    for clock in ("cpu_s", "wall_s"):
+        spreads = [spread([math.log(ratio) for ratio in model.ratios(CONTROL, clock)]) for model in there.values()]
+        both.append(f"{100 * median(spreads):.1f} %" if math.isfinite(median(spreads)) else "unknown")
+    return (
+        f"Plain steps once more, treated like any variant (`{CONTROL}`), came out as {found}. Their single rounds "
+        f"differ by {both[0]} (standard deviation, the model in the middle) by the processor's time and {both[1]} by "
+        "the clock's; verdicts use the processor's."
+    )
+
+
+def _set_up(run: Run) -> list[str]:
+    """How each variant is used, in the words of the code."""
+    how: dict[str, str] = run.settings.get("set_up", {})
+    return (
+        ["## How each is set up", "\n".join(f"- **{name}**: {' '.join(text.split())}" for name, text in how.items())]
+        if how
+        else []
+    )
 
 
 def _told(allocator: dict[str, str]) -> str:
@@ -118,20 +164,33 @@ def _equal_table(run: Run, stand: Callable[[ModelResult, str], Standing]) -> str
     return table(header, rows) if rows else "No peers in this run."
 
 
+def _target_matrix(run: Run) -> str:
+    """One line a model."""
+
+    def cell(model: ModelResult, target: Target) -> str:
+        found = outcome(model, target)
+        if found is None:
+            return ""
+        return f"{found.verdict.partition(';')[0]}: {100 * found.overhead:.1f} % ({100 * found.allowed:.1f} %)"
+
+    rows = [[name, *(cell(model, target) for target in TARGETS)] for name, model in _sound(run).items()]
+    rows = [row for row in rows if any(row[1:])]
+    return table(("model", *(target.short for target in TARGETS)), rows) if rows else ""
+
+
 def _target_table(run: Run) -> str:
     rows = []
     for name, model in _sound(run).items():
-        for target in TARGETS:
+        for target in (*TARGETS, *WITH_DISK):
             found = outcome(model, target)
-            if found is None:
-                why = (
-                    model.variants[target.ours].error if target.ours in model.variants else None
-                ) or "not in this run"
-                rows.append([name, target.words, "", "", first_sentence(why)])
-                continue
-            shares = [f"{100 * found.overhead:.1f} %", f"{100 * found.allowed:.1f} %"]
-            rows.append([name, target.words, *shares, found.verdict])
-    return table(("model", "target", "overhead", "allowed", ""), rows)
+            if found is not None:
+                shares = (found.overhead, found.allowed, found.predicted, found.least)
+                cells = ["" if share is None else f"{100 * share:.1f} %" for share in shares]
+                rows.append([name, target.words, *cells, found.verdict])
+            elif target.ours in model.variants and (error := model.variants[target.ours].error) is not None:
+                rows.append([name, target.words, "", "", "", "", first_sentence(error)])
+    header = ("model", "target", "overhead", "allowed", "predicted", "least possible", "")
+    return table(header, rows) if rows else "Nothing of this was measured in this run."
 
 
 def _behind(run: Run, why: dict[str, str]) -> str:
@@ -160,7 +219,7 @@ def _undecided(run: Run) -> list[str]:
     ]
     return [
         f"Of {len(found)} comparisons at equal peak {len(open_ones)} are undecided: in this run the same code took "
-        f"very different times from round to round. Slower by the mean of the rounds: {', '.join(against) or 'none'}."
+        f"very different times from round to round. Slower by the median of the rounds: {', '.join(against) or 'none'}."
     ]
 
 
@@ -172,7 +231,7 @@ def _budget_table(run: Run) -> str:
                 continue
             said = "" if one.predicted_bytes is None else _mib(one.predicted_bytes)
             own = "" if one.own_peak_bytes is None else _mib(one.own_peak_bytes)
-            extra = _predicted_time(model, one)
+            extra = _predicted_time(model, variant)
             within = "**no**" if over_budget(model, variant) else "yes"
             rows.append([name, variant, _mib(one.asked_bytes), said, own, _mib(one.peak_bytes or 0), within, *extra])
     header = ("model", "variant", "asked, MiB", "predicted", "lowtide's own", "measured", "within", "time predicted",
@@ -180,12 +239,35 @@ def _budget_table(run: Run) -> str:
     return table(header, rows) if rows else "No budgets in this run."
 
 
-def _predicted_time(model: ModelResult, one: VariantResult) -> list[str]:
-    """Seconds beyond a plain step that were predicted and are the least possible, over the plain step measured."""
-    plain_s = min(model.plain.cpu_s)
-    said = [one.predicted_extra_s, one.bound_extra_s]
-    measured = f"× {min(one.cpu_s) / plain_s:.3f}" if one.cpu_s else ""
-    return [*("" if extra is None else f"× {1 + extra / plain_s:.3f}" for extra in said), measured]
+def _predicted_time(model: ModelResult, variant: str) -> list[str]:
+    """Time that was predicted and that is the least possible, over the profiled plain step; and as measured."""
+    said = [model.said(variant, what) for what in ("predicted", "bound")]
+    measured = _time(model, variant) if model.variants[variant].measured else ""
+    return [*("" if extra is None else f"× {1 + extra:.3f}" for extra in said), measured]
+
+
+def _resident(run: Run) -> str:
+    told = run.settings.get("resident_allocator")
+    if not told:
+        return ""
+    rows = [
+        [name, variant, _mib(one.peak_bytes or 0), _mib(one.resident_step_bytes or 0), _mib(one.resident_bytes)]
+        for name, model in _sound(run).items()
+        for variant, one in model.variants.items()
+        if one.resident_bytes is not None
+    ]
+    words = (
+        f"A process of its own for each, with the allocator told {_told(told)}, so that what is freed goes back to the "
+        "system. The peak of live tensors includes parameters, buffers and batch, the rise of a step does not."
+    )
+    header = (
+        "model",
+        "variant",
+        "peak of live tensors, MiB",
+        "rise of resident memory in a step",
+        "and since before preparing",
+    )
+    return "\n\n".join(["## Resident memory", words, table(header, rows)]) if rows else ""
 
 
 def _plain_line(model: ModelResult) -> str:
@@ -198,34 +280,20 @@ def _plain_line(model: ModelResult) -> str:
 
 
 def _variant_table(model: ModelResult) -> str:
-    resident = any(one.resident_bytes is not None for one in model.variants.values())
-    header = ["variant", "peak, MiB", "of plain's", "min", "median", "loss and gradients", "buffers", "prepared in"]
+    header = ["variant", "peak, MiB", "of plain's", "time", "min", "rounds", "loss and gradients", "buffers",
+              "prepared in", "note"]  # fmt: skip
     rows = []
     for name, one in model.variants.items():
-        if one.error is not None or not one.measured or not model.plain.measured:
-            cells = [
-                "",
-                "",
-                "",
-                "",
-                "",
-                "",
-                "",
-                *(["", ""] if resident else []),
-                first_sentence(one.error or "not timed"),
-            ]
-            rows.append([name, *cells])
+        if not one.measured or not model.plain.measured:
+            rows.append([name, *[""] * (len(header) - 2), first_sentence(one.error or "not timed")])
             continue
         prepared = f"{one.preparation_s:.1f} s" if one.preparation_s and one.preparation_s > 0.05 else ""
-        cells = [name, _mib(one.peak_bytes or 0), _share(model, name), _time(model, name),
-                 f"× {model.median_ratio(name):.3f}", _same(one.exact), _same(one.buffers_equal), prepared]  # fmt: skip
-        if resident:
-            both = (one.resident_step_bytes, one.resident_bytes)
-            cells += ["" if nbytes is None else _mib(nbytes) for nbytes in both]
-        rows.append([*cells, one.note])
-    return table(
-        [*header, *(["step's rise of resident, MiB", "with what preparing left"] if resident else []), "note"], rows
-    )
+        rows.append([
+            name, _mib(one.peak_bytes or 0), _share(model, name), _time(model, name),
+            f"× {model.ratio_of_minima(name):.3f}", str(len(one.cpu_s)), _same(one.exact), _same(one.buffers_equal),
+            prepared, one.note,
+        ])  # fmt: skip
+    return table(header, rows)
 
 
 def _same(answer: bool | None) -> str:
@@ -241,4 +309,4 @@ def _share(model: ModelResult, name: str) -> str:
 
 
 def _time(model: ModelResult, name: str) -> str:
-    return f"× {model.ratio_of_minima(name):.3f}"
+    return f"× {model.ratio(name):.3f}"

@@ -9,7 +9,7 @@ from typing import Any
 from .records import ModelResult
 
 STYLES: dict[str, dict[str, Any]] = {
-    "plain": {"color": "0.25", "marker": "*", "ms": 13, "ls": ""},
+    "plain": {"color": "0.25", "marker": "*", "ms": 11, "ls": ""},
     "torch checkpoint": {"color": "#c0392b", "marker": "s", "ms": 8, "ls": ""},
     "torch SAC": {"color": "#d9730d", "marker": "D", "ms": 8, "ls": ""},
     "torch offload": {"color": "#8d6e63", "marker": "v", "ms": 8, "ls": ""},
@@ -39,9 +39,10 @@ def frontier(model: ModelResult, subtitle: str, path: Path) -> None:
     figure = new_figure(8.6, 5.2)
     axes = figure.add_subplot()
     there = model.measured()
-    points = {name: (100 * model.peak_share(name), 100 * (model.ratio_of_minima(name) - 1)) for name in there}
+    points = {name: (100 * model.peak_share(name), 100 * (model.ratio(name) - 1)) for name in there}
     top = _top([y for name, (_, y) in points.items() if there[name].family != "lowtide online"])
     axes.axhline(0, color="0.75", lw=1, zorder=0)
+    beyond = 0
     for family, style in STYLES.items():
         names = sorted((name for name in points if there[name].family == family), key=lambda name: points[name])
         if not names:
@@ -51,9 +52,10 @@ def frontier(model: ModelResult, subtitle: str, path: Path) -> None:
         axes.plot(xs, ys, **style, label=family, zorder=4 if family == "lowtide planned" else 3, alpha=0.9)
         for name in above:
             axes.annotate(
-                f"{name}\n{points[name][1]:+.0f} %", (points[name][0], top), xytext=(0, -4), fontsize=7,
+                f"{name} {points[name][1]:+.0f} %", (points[name][0], top), xytext=(0, -4 - 10 * beyond), fontsize=7,
                 textcoords="offset points", ha="center", va="top", color=style["color"],
             )  # fmt: skip
+            beyond += 1
         if family in NAMED:
             for name in set(names) - set(above):
                 axes.annotate(
@@ -85,9 +87,12 @@ def _top(heights: list[float]) -> float:
 
 def _bound(model: ModelResult) -> list[tuple[float, float]]:
     """By budget asked of the planner: the least time of any plan, in the units of the picture."""
-    plain_s, plain_bytes = min(model.plain.cpu_s), model.plain.peak_bytes or 1
-    return sorted(
-        (100 * min(1.0, one.asked_bytes / plain_bytes), 100 * one.bound_extra_s / plain_s)
-        for one in model.variants.values()
-        if one.family == "lowtide planned" and one.asked_bytes is not None and one.bound_extra_s is not None
+    plain_bytes = model.plain.peak_bytes or 1
+    said = sorted(
+        (100 * min(1.0, one.asked_bytes / plain_bytes), 100 * least)
+        for name, one in model.variants.items()
+        if one.family == "lowtide planned" and one.asked_bytes is not None
+        if (least := model.said(name, "bound")) is not None
     )
+    # A smaller budget needs no less time, even where the planner proved less about it.
+    return [(share, max(least for _, least in said[k:])) for k, (share, _) in enumerate(said)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,11 +29,15 @@ class VariantResult:
     cpu_s: list[float] = field(default_factory=list)
     """By round: the least of its timed steps."""
     wall_s: list[float] = field(default_factory=list)
+    beside_cpu_s: list[list[float]] = field(default_factory=list)
+    """By round: plain's steps just before and just after. Empty: one plain step in each round stands for all."""
+    beside_wall_s: list[list[float]] = field(default_factory=list)
     preparation_s: float | None = None
     """Planning or compiling."""
     asked_bytes: int | None = None
     predicted_bytes: int | None = None
     predicted_extra_s: float | None = None
+    predicted_plain_s: float | None = None
     bound_extra_s: float | None = None
     own_peak_bytes: int | None = None
     resident_bytes: int | None = None
@@ -70,16 +75,26 @@ class ModelResult:
         """Of plain's peak."""
         return (self.variants[name].peak_bytes or 0) / (self.plain.peak_bytes or 1)
 
-    def ratios(self, name: str) -> list[float]:
-        """By round: CPU time over plain's in the same round."""
-        return [a / b for a, b in zip(self.variants[name].cpu_s, self.plain.cpu_s, strict=False)]
+    def ratios(self, name: str, clock: str = "cpu_s") -> list[float]:
+        """By round: the time over plain's around it, or in the same round; the processor's or "wall_s"."""
+        one = self.variants[name]
+        beside: list[list[float]] = getattr(one, f"beside_{clock}")
+        plain = [math.sqrt(before * after) for before, after in beside] or getattr(self.plain, clock)
+        return [a / b for a, b in zip(getattr(one, clock), plain, strict=False)]
 
     def ratio_of_minima(self, name: str) -> float:
-        """The least CPU time of any round over plain's."""
-        return min(self.variants[name].cpu_s) / min(self.plain.cpu_s)
+        """The least CPU time of any round over that of as many plain steps."""
+        one = self.variants[name]
+        return min(one.cpu_s) / min([before for before, _ in one.beside_cpu_s] or self.plain.cpu_s)
 
-    def median_ratio(self, name: str) -> float:
-        """The median over rounds."""
+    def said(self, name: str, what: str) -> float | None:
+        """Overhead that was "predicted" or is the "bound" of any plan, as a share of a plain step."""
+        one = self.variants[name]
+        extra_s: float | None = getattr(one, f"{what}_extra_s")
+        return None if extra_s is None else extra_s / (one.predicted_plain_s or min(self.plain.cpu_s))
+
+    def ratio(self, name: str) -> float:
+        """The median over the rounds."""
         return median(self.ratios(name))
 
 

@@ -25,7 +25,7 @@ from .models import gpt2
 from .ours import Rule
 from .pages import table
 from .plots import new_figure
-from .running import measure_model
+from .running import leave_imports_alone, measure_model
 from .standing import first_sentence
 from .steps import Bench, step
 from .variants import named
@@ -52,7 +52,7 @@ class Point:
     plain_s: float
     plain_peak_bytes: int
     ratios: dict[str, float]
-    """By variant: the least time over plain's."""
+    """By variant: the time over that of the plain steps around it, median of the rounds."""
     peak_shares: dict[str, float]
     profile_s: float
     """The profiled step, without verification."""
@@ -71,6 +71,7 @@ class Point:
 def measure(quick: bool, rounds: int, out: Path, say: Callable[[str], None]) -> Path:
     """Measure all axes; scaling.json, scaling.md and scaling.png are written after each point."""
     machine.one_quiet_thread()
+    leave_imports_alone()
     out.mkdir(parents=True, exist_ok=True)
     setting = {**machine.describe(), "rounds": rounds}
     points: list[Point] = []
@@ -99,7 +100,7 @@ def _point(axis: str, size: tuple[int, int, int], rounds: int) -> Point:
     ops = len(trace.ops)
     measured = [name for name in model.measured() if name != "plain"]
     failures = {name: one.error for name, one in model.variants.items() if one.error is not None}
-    over_plain_s = min(model.variants[KEEP_ALL].cpu_s) - min(model.plain.cpu_s)
+    over_plain_s = (model.ratio(KEEP_ALL) - 1) * min(model.plain.cpu_s)
     return Point(
         axis=axis,
         layers=layers,
@@ -108,7 +109,7 @@ def _point(axis: str, size: tuple[int, int, int], rounds: int) -> Point:
         ops=ops,
         plain_s=min(model.plain.cpu_s),
         plain_peak_bytes=model.plain.peak_bytes or 0,
-        ratios={name: model.ratio_of_minima(name) for name in measured},
+        ratios={name: model.ratio(name) for name in measured},
         peak_shares={name: model.peak_share(name) for name in measured},
         profile_s=profiled - started,
         solve_s=solve_s,
@@ -159,11 +160,13 @@ def _write(points: list[Point], setting: dict[str, Any], out: Path) -> None:
 
 def markdown(points: list[Point], setting: dict[str, Any]) -> str:
     """The points as tables."""
-    versions = ", ".join(f"{name} {number}" for name, number in setting["versions"].items())
     parts = [
         "# How costs grow",
-        f"GPT-2, {WIDTH} wide. {setting['processor']}, 1 thread, {versions}, {setting['date'][:10]}; minima of "
-        f"{setting['rounds']} rounds in turn. Made by `python -m benchmarks scaling`.",
+        f"GPT-2, {WIDTH} wide. {machine.machine_line(setting)}; {setting['rounds']} rounds in turn, each step between "
+        "two plain ones. Made by `python -m benchmarks scaling`, which is part of `make bench`.",
+        "*Keep all* is what recording alone costs; *record* is the same by op, and as uncertain as the times are. "
+        "*Records* is Python memory held at the end of forward when all is to be recomputed; *profile* is the profiled "
+        "step, *solve* the plan for the budget, *trace* its size as JSON.",
         "![How costs grow](scaling.png)",
     ]
     header = ("layers", "batch", "length", "ops", "plain, s", "checkpoint", "at", "keep all", f"planned, {SHARE} %",

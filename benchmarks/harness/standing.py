@@ -50,7 +50,7 @@ def at_equal_peak(model: ModelResult, peer: str) -> Standing:
     there = [name for name in ladder(model) if model.peak_share(name) <= limit]
     if not there:
         return Standing(peer, None, None, "out of reach")
-    ours = min(there, key=model.median_ratio)
+    ours = min(there, key=model.ratio)
     difference = between_variants(model, ours, peer)
     return Standing(peer, ours, difference, _verdict(difference))
 
@@ -105,8 +105,8 @@ def _behind_peers(name: str, model: ModelResult) -> Iterable[Behind]:
                 name,
                 peer,
                 f"at its peak of {share:.1f} % lowtide ({one.ours}, {100 * model.peak_share(one.ours):.1f} %) takes "
-                f"{_percent(one.difference.ratio)} longer: × {model.median_ratio(one.ours):.3f} of plain's time "
-                f"against × {model.median_ratio(peer):.3f}",
+                f"{_percent(one.difference.ratio)} longer: × {model.ratio(one.ours):.3f} of plain's time "
+                f"against × {model.ratio(peer):.3f}",
             )
 
 
@@ -127,7 +127,7 @@ def _own_faults(name: str, model: ModelResult) -> Iterable[Behind]:
             yield Behind(
                 name,
                 variant,
-                f"needs no less memory than plain and takes × {model.median_ratio(variant):.3f} of its time",
+                f"needs no less memory than plain and takes × {model.ratio(variant):.3f} of its time",
             )
 
 

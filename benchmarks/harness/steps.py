@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -81,6 +81,13 @@ class StepMeter(PeakMeter):  # type: ignore[no-untyped-call]
         self._ledger.see(tensor)
 
 
+class Seconds(NamedTuple):
+    """Of the processor (all threads), and of the clock."""
+
+    cpu_s: float
+    wall_s: float
+
+
 @dataclass(frozen=True)
 class Bits:
     """What a step must give again, to the bit."""
@@ -142,10 +149,9 @@ class Bench:
         """Of the step that has just been taken."""
         return Bits(loss, hashed(p.grad for p in self._parameters), hashed(b for b, _ in self._buffers))
 
-    def timed(self, forward: Forward) -> tuple[float, float, Bits]:
-        """Seconds of the processor and of the clock for a step; garbage of the step itself is collected in it."""
+    def timed(self, forward: Forward) -> tuple[Seconds, str]:
+        """How long a step takes, with its own garbage collected in it; the loss's bits."""
         self.reset()
         wall, cpu = time.perf_counter(), time.process_time()
         loss = step(forward)
-        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
-        return cpu_s, wall_s, self.bits(loss)
+        return Seconds(time.process_time() - cpu, time.perf_counter() - wall), loss

@@ -2,43 +2,94 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
+
 from lowtide.planning import BASELINES
 
 from .compiled import Compiled
-from .contract import Plain, Variant
+from .contract import Plain, PlainAgain, Variant
 from .others import Dtr, Rotor, Schedule
 from .ours import HALF, RULES, SMALLEST, Online, Planned, PlannedWithDisk, Rule
 from .peers import EachBlock, SaveOnCpu, Selective, SqrtSegments
 from .remat import Remat
 
+CONTROL = "plain-again"
 PEERS: dict[str, type[Variant]] = {
     "plain": Plain,
+    CONTROL: PlainAgain,
     "checkpoint": EachBlock,
     "checkpoint-sqrt": SqrtSegments,
     "sac": Selective,
     "offload": SaveOnCpu,
     "remat": Remat,
 }
-LADDER = ("60", HALF, SMALLEST)
-AMPLE = "110"  # more than plain takes: what lowtide costs where it is not needed
-COMPILE_SHARES = ("0.5",)
-COMPILED = ("gpt2", "resnet50")
-"""Compiling a model takes a minute or more, and once for each setting: these stand for the others."""
+AMPLE = "125"  # so much that lowtide leaves steps alone once it knows them: what it costs where it is not needed
+DECIDED = (
+    CONTROL, "checkpoint", "sac", f"planned@{AMPLE}", f"planned@{HALF}", "planned@checkpoint", "planned@sac",
+)  # fmt: skip
+"""What the targets compare, and the same code twice: timed more often than the rest."""
 STANDARD = (
-    *PEERS,
-    "compile",
-    *(f"compile@{share}" for share in COMPILE_SHARES),
-    *(f"rule:{name}" for name in RULES),
+    "plain",
+    CONTROL,
+    "checkpoint",
+    "sac",
+    "remat",
+    f"planned@{AMPLE}",
+    f"planned@{HALF}",
+    "planned@checkpoint",
+    "planned@sac",
+)
+"""Of every model."""
+COMPILE_SHARES = ("0.8", "0.5", "0.2")
+_COMPILED = ("compile", *(f"compile@{share}" for share in COMPILE_SHARES))
+"""Compiling takes half a minute or more, and once for each setting: two models stand for the others."""
+_BESIDE_COMPILED = (
+    "plain", CONTROL, "checkpoint", "sac", *_COMPILED, *(f"planned@{way}" for way in _COMPILED),
+)  # fmt: skip
+COMPILED_MODELS = ("gpt2-compiled", "resnet-compiled")
+_SQRT, _ONLINE, _DTR, _ROTOR, _LEAST = (
+    "checkpoint-sqrt",
     "online@60",
     "schedule:DTR@60",
     "schedule:rotor@checkpoint",
-    f"planned@{AMPLE}",
-    *(f"planned@{rung}" for rung in LADDER),
-    "planned@checkpoint",
-    "planned@sac",
-    f"planned-disk@{HALF}",
-    "planned-disk@checkpoint",
+    f"planned@{SMALLEST}",
 )
+_DISK = (f"planned-disk@{HALF}", "planned-disk@checkpoint")
+MORE: dict[str, tuple[str, ...]] = {
+    "gpt2": (
+        _SQRT,
+        "offload",
+        *(f"rule:{name}" for name in RULES),
+        _ONLINE,
+        _DTR,
+        _ROTOR,
+        "planned@105",
+        "planned@60",
+        _LEAST,
+        *_DISK,
+    ),
+    "llama": (_DTR, _LEAST),
+    "bert": (_SQRT, _ROTOR),
+    "t5": (_ONLINE,),
+    "resnet50": (_SQRT, "rule:every1", _ONLINE, _DTR, "planned@60", _LEAST, *_DISK),
+    "unet": (_ONLINE, _DTR, _LEAST),
+    "diffusion": (_DTR, "planned@60"),
+    "mixtral": (_DTR, "planned@60"),
+    "mamba": (_ONLINE, _DTR),
+    "lstm": (_SQRT, "rule:every1", _ONLINE, _DTR),
+    "deep": (_SQRT, _ROTOR, "planned@35", _LEAST),
+}
+"""Of some models, besides: all would take hours. `checkpoint-sqrt` and rotor need blocks in a row."""
+
+
+def standard(model: str) -> list[str]:
+    """What a run takes of a model if nobody says otherwise."""
+    if model in COMPILED_MODELS:
+        return list(_BESIDE_COMPILED)
+    return [*STANDARD, *MORE.get(model, ())]
+
+
 QUICK = (
     "plain",
     "checkpoint",
@@ -96,6 +147,14 @@ def named(name: str) -> Variant:
     if kind == "schedule" and setting in BASELINES:
         return Schedule(name, setting)
     raise UnknownVariantError(f"no such variant: {name!r}; there are {', '.join(FORMS)}")
+
+
+def set_up(names: Iterable[str]) -> dict[str, str]:
+    """How each is used, as its own documentation says, in the words of its class; without the settings behind an @."""
+    kinds: dict[type[Variant], dict[str, None]] = {}
+    for name in dict.fromkeys(names):
+        kinds.setdefault(type(named(name)), {})[name.partition("@")[0]] = None
+    return {", ".join(kind): inspect.cleandoc(one.__doc__ or "") for one, kind in kinds.items()}
 
 
 def _is_share(text: str) -> bool:

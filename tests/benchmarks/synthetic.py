@@ -32,11 +32,16 @@ TRUTH: dict[str, tuple[str, float, float]] = {
 }
 
 
+def _step(dice: random.Random, busy: float, noise: float) -> float:
+    blip = 1.3 if dice.random() < 0.05 else 1.0  # of one step: does not cancel
+    return busy * blip * (1 + dice.gauss(0, noise))
+
+
 def made_up_run(
     seed: int,
     *,
     noise: float = 0.01,
-    rounds: int = 7,
+    rounds: int = 9,
     models: int = 3,
     slower: Mapping[tuple[str, str], float] | None = None,
     larger: Mapping[tuple[str, str], float] | None = None,
@@ -56,9 +61,14 @@ def made_up_run(
             )
         for _ in range(rounds):
             busy = 1 + abs(dice.gauss(0, 0.2))  # the whole round: cancels in ratios
+            before = _step(dice, busy, noise)
             for variant, (_, seconds, _) in truth.items():
-                blip = 1.3 if dice.random() < 0.05 else 1.0  # one step: does not
-                took = seconds * busy * blip * (1 + dice.gauss(0, noise)) * (slower or {}).get((name, variant), 1.0)
-                model.variants[variant].cpu_s.append(took)
-                model.variants[variant].wall_s.append(took)
+                one = model.variants[variant]
+                took = seconds * _step(dice, busy, noise) * (slower or {}).get((name, variant), 1.0)
+                after = _step(dice, busy, noise)
+                for times, beside in ((one.cpu_s, one.beside_cpu_s), (one.wall_s, one.beside_wall_s)):
+                    times.append(took)
+                    beside.append([before, after])
+                before = after
+            model.plain.beside_cpu_s.clear()
     return run

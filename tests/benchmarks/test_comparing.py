@@ -50,6 +50,7 @@ def test_a_slowdown_of_the_whole_machine_is_none() -> None:
     for model in new.models.values():
         for one in model.variants.values():
             one.cpu_s = [3 * seconds for seconds in one.cpu_s]
+            one.beside_cpu_s = [[3 * seconds for seconds in pair] for pair in one.beside_cpu_s]
     assert not compare(made_up_run(1), new).findings
 
 

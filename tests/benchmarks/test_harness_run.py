@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from benchmarks.harness.models import CATALOGUES, Case, gpt2, t5
 from benchmarks.harness.ours import NOT_FOLLOWED
 from benchmarks.harness.peers import CHECKPOINT
 from benchmarks.harness.records import ModelResult
-from benchmarks.harness.running import measure_model, run_models
+from benchmarks.harness.running import Timing, measure_model, run_models
 from benchmarks.harness.steps import Bench, Forward, step
 from click.testing import CliRunner
 from torch import nn
@@ -84,7 +85,8 @@ class Failing(Plain):
 @pytest.fixture(scope="module")
 def chain() -> ModelResult:
     torch.set_num_threads(1)
-    ways = [variants.named("plain"), Doubled("doubled"), Failing("failing"), variants.named("rule:every1")]
+    plain = [variants.named(name) for name in ("plain", "plain-again")]
+    ways = [*plain, Doubled("doubled"), Failing("failing"), variants.named("rule:every1")]
     return measure_model(Bench("chain", CHAIN), ways, 2, quiet)
 
 
@@ -107,7 +109,29 @@ def test_a_wrong_variant_is_seen_to_be_wrong(chain: ModelResult) -> None:
 def test_a_variant_that_fails_is_recorded_and_the_others_go_on(chain: ModelResult) -> None:
     assert chain.variants["failing"].error == "RuntimeError: as planned"
     assert not chain.variants["failing"].measured
-    assert [len(chain.variants[name].cpu_s) for name in ("plain", "doubled", "failing", "rule:every1")] == [2, 2, 0, 2]
+    assert [len(chain.variants[name].cpu_s) for name in ("doubled", "failing", "rule:every1")] == [2, 0, 2]
+
+
+def test_every_timed_step_is_between_two_plain_ones(chain: ModelResult) -> None:
+    plain, again = chain.plain.cpu_s, chain.variants["plain-again"]
+    doubled, every = chain.variants["doubled"], chain.variants["rule:every1"]
+    assert len(plain) == 4 + 3  # the variant that fails in the first round is not tried in the second
+    assert again.beside_cpu_s == [plain[0:2], plain[5:7]]  # the second round is the other way round
+    assert doubled.beside_cpu_s == [plain[1:3], plain[4:6]]  # with the one that fails, then with the next
+    assert every.beside_cpu_s == [plain[2:4], plain[4:6]]
+    assert [len(one.beside_wall_s) for one in (again, doubled, every)] == [2, 2, 2]
+
+
+def test_what_is_to_be_decided_is_timed_more_often_as_long_as_there_is_time() -> None:
+    names = ("plain", "plain-again", "rule:every1")
+
+    def rounds(**more: Any) -> list[int]:
+        found = measure_model(Bench("chain", CHAIN), [variants.named(name) for name in names], 8, quiet, **more)
+        return [len(found.variants[name].cpu_s) for name in names[1:]]
+
+    assert rounds(few=2) == [8, 2]
+    assert rounds(few=5) == [8, 5]
+    assert rounds(few=3, until=time.monotonic()) == [5, 3]  # the others are in every second round
 
 
 def test_every_step_begins_from_the_same_state() -> None:
@@ -168,8 +192,10 @@ def test_remat_computes_the_same_in_less_memory_and_leaves_nothing(case: Case) -
     remat.prepare(bench)
     with remat.applied(bench) as forward:
         kept = bench.metered(forward)
+    hooks = [len(module._forward_hooks) for module in bench.model.modules()]
     with each_block_checkpointed(bench.model, CHECKPOINT):
         checkpointed = bench.metered(bench.loss)
+    assert [len(module._forward_hooks) for module in bench.model.modules()] == hooks
     assert kept[1] == plain[1]
     assert checkpointed[0] < kept[0] < plain[0]
     assert not any("forward" in vars(module) for module in bench.model.modules())
@@ -195,7 +221,8 @@ def test_every_model_has_blocks() -> None:
 
 
 def test_names_of_variants() -> None:
-    for name in (*variants.STANDARD, *variants.QUICK, "schedule:every block"):
+    everything = [name for model in CATALOGUES["standard"] for name in variants.standard(model)]
+    for name in (*everything, *variants.QUICK, "schedule:every block"):
         assert variants.named(name).name == name
     for name in (
         "nonsense",
@@ -214,9 +241,9 @@ def test_a_run_that_is_killed_keeps_the_models_it_finished(tmp_path: Path) -> No
     def make() -> tuple[nn.Module, dict[str, torch.Tensor]]:
         raise KeyboardInterrupt
 
-    file = tmp_path / "results.json"
+    file, ways = tmp_path / "results.json", {"chain": ["plain"], "killed": ["plain"]}
     with pytest.raises(KeyboardInterrupt):
-        run_models({"chain": CHAIN, "killed": Case("Killed", make)}, ["plain"], 1, file, quiet, {})
+        run_models({"chain": CHAIN, "killed": Case("Killed", make)}, ways, Timing(1, 1), file, quiet, {})
     assert list(json.loads(file.read_text())["models"]) == ["chain"]
 
 

@@ -133,3 +133,39 @@ def test_a_target_holds_only_where_it_is_sure(ours: float, theirs: float, verdic
 
 def test_a_target_of_what_was_not_measured() -> None:
     assert outcome(model_of(made_up_run(1)), TARGETS[0]) is None
+
+
+def test_the_page_says_how_noisy_it_was_how_each_is_set_up_and_which_targets_hold(tmp_path: Path) -> None:
+    truth = {
+        **TRUTH,
+        "plain-again": ("plain", 1.0, 1.0),
+        "planned@half": ("lowtide planned", 1.02, 0.55),
+        "planned@checkpoint": ("lowtide planned", 1.29, 0.45),
+    }
+    run = made_up_run(1, truth=truth, noise=0.001, models=1)
+    run.settings["set_up"] = {"checkpoint": "As its\ndocumentation says."}
+    for name in ("planned@half", "planned@checkpoint"):
+        one = run.models["model0"].variants[name]
+        one.predicted_plain_s, one.predicted_extra_s, one.bound_extra_s = 2.0, 0.06, 0.4
+    write_page(run, tmp_path / "RESULTS.md", tmp_path, tmp_path / "why.md")
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert f"(`plain-again`), came out as model0 × {run.models['model0'].ratio('plain-again'):.3f}." in page
+    assert "- **checkpoint**: As its documentation says." in page
+    matrix = next(line for line in page.splitlines() if line.startswith("| model0 | **does not hold**"))
+    assert matrix.count("holds: ") == 1
+    rows = [line for line in page.splitlines() if line.startswith("| model0 | at ")]
+    assert [row.split(" | ")[-3:-1] for row in rows] == [["3.0 %", "20.0 %"], ["3.0 %", "20.0 %"]]
+    assert rows[0].endswith("| **does not hold**; by the bound no plan can |")
+    assert rows[1].endswith("| holds |")
+    assert "9 rounds in turn" in page
+
+
+def test_results_without_plain_steps_beside_each_are_still_read(tmp_path: Path) -> None:
+    run = made_up_run(1)
+    for one in run.models["model0"].variants.values():
+        one.beside_cpu_s.clear()
+        one.beside_wall_s.clear()
+    model = run.models["model0"]
+    plain = model.plain.cpu_s
+    assert model.ratios("sac") == [a / b for a, b in zip(model.variants["sac"].cpu_s, plain, strict=True)]
+    assert model.ratio_of_minima("sac") == min(model.variants["sac"].cpu_s) / min(plain)
