@@ -141,7 +141,7 @@ def rows_of(name: str, case: Case) -> Iterator[Row]:
             ops=len(plan.keep),
             planning_s=plan.solve_s,
             extra=plan.predicted_step_s / plan.plain_step_s - 1,
-            gap=(plan.predicted_step_s - plan.bound_step_s) / plan.plain_step_s,
+            gap=plan.gap,
         )
         lowtide.unfit(bench.model)
 

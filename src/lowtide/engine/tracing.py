@@ -17,6 +17,7 @@ from .. import trace as records
 from ..codecs import Chooser
 from ..stores import Store
 from .budgeting import BudgetedRecorder
+from .calibration import recording_s_per_op
 from .effects import OpFacts
 from .overwriting import Written
 from .recorder import Fresh
@@ -63,6 +64,7 @@ class Profile:
         self._count = 0
         self._lives: dict[int, weakref.ref[Tensor]] = {}  # storage number: the tensor that user code got
         self._latest: dict[int, int] = {}  # storage number: the value it has now
+        self._recording_s_per_op = recording_s_per_op()  # not in backward, where nothing is recorded
         self._started = time.perf_counter()
         self._ended = self._started
 
@@ -160,6 +162,7 @@ class Profile:
             step_s,
             peak_bytes,
             device,
+            recording_s=len(ops) * self._recording_s_per_op,
         )
 
     # -- bookkeeping ----------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ class Plan:
     """The store, and how fast it was taken to be; None where nothing may be offloaded."""
     packings: tuple[Packing, ...] = ()
     """The codecs that values may be packed by, and how fast they were taken to be."""
+    recording_s: float = 0.0
+    """Of the predicted time: what noting the ops takes."""
     waited_s: float = 0.0
     """Of the predicted time: what the step waits for the store, and takes to pack and unpack."""
     version: int = PLAN_VERSION
@@ -94,7 +96,7 @@ class Plan:
         """How much of a plain step a better plan could save at most."""
         if self.plain_step_s <= 0:
             return 0.0
-        return max(0.0, self.predicted_step_s - self.bound_step_s) / self.plain_step_s
+        return max(0.0, self.predicted_step_s - self.recording_s - self.bound_step_s) / self.plain_step_s
 
     @property
     def recomputed(self) -> tuple[int, ...]:
@@ -198,6 +200,7 @@ def _build(document: dict[str, Any]) -> Plan:
         "solve_s": (int, float),
         "replayed_ops": int,
         "waited_s": (int, float),
+        "recording_s": (int, float),
         "fingerprint": str,
     }
     for name, kind in types.items():

@@ -42,6 +42,7 @@ def trace_to_json(trace: Trace) -> str:
         "device": trace.device,
         "note": trace.note,
         "step_s": trace.step_s,
+        "recording_s": trace.recording_s,
         "peak_bytes": trace.peak_bytes,
         "words": list(words),
         "ops": ops,
@@ -114,6 +115,7 @@ def _build(document: dict[str, Any]) -> Trace:
         peak_bytes=_int(document["peak_bytes"]),
         device=_text(document["device"]),
         note=_text(document["note"]),
+        recording_s=_seconds(document["recording_s"]),
     )
 
 

@@ -96,6 +96,8 @@ class Trace:
     """The measured peak of that step."""
     device: str = "cpu"
     note: str = ""
+    recording_s: float = 0.0
+    """What noting the ops of such a step takes, where a plan is followed that does not keep everything."""
 
     @cached_property
     def fingerprint(self) -> str:
