@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test lint bench fuzz clean
 demo: $(READY)
@@ -18,6 +19,7 @@ lint: $(READY)
 
 # Under an hour on one thread; `python -m benchmarks run --quick` shows in minutes that everything runs.
 bench: $(READY)
+	-@$(PIP) --editable ".[peers]"  # without a C++ compiler they are left out
 	$(PY) -m benchmarks all
 
 fuzz: $(READY)
@@ -25,7 +27,7 @@ fuzz: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(PIP) --editable ".[dev]"
 	@touch $(READY)
 
 clean:
