@@ -250,7 +250,12 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
 
     def _cost_of_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         """What would have to be replayed before an op with these arguments (an upper bound)."""
-        values = {self._known(tensor)[1] for tensor in tensors_of(args, kwargs)}
+        values = set()
+        for tensor in tensors_of(args, kwargs):
+            # Not by `_known`, which would take what the op has just written for somebody else's doing.
+            storage = self._storage(tensor)
+            entry = self.table.get(storage_key(storage)) if storage is not None else None
+            values.add(entry.value() if entry is not None else None)
         return sum(value.recompute_us for value in values if value is not None and value.recipe is not None)
 
     # -- recipes --------------------------------------------------------------------------------------
