@@ -26,7 +26,7 @@ from .test_fit import fitted_steps
 class Gated(nn.Module):
     """Layers whose largest saved values are bools, of ops that are dear to make again."""
 
-    def __init__(self, layers: int = 6, size: int = 512) -> None:
+    def __init__(self, layers: int = 4, size: int = 256) -> None:
         super().__init__()
         self.weights = nn.ParameterList(0.1 * torch.randn(size, size) for _ in range(layers))
 
@@ -56,7 +56,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_masks_are_packed_and_nothing_is_lost(quick: None) -> None:
     torch.manual_seed(0)
-    model, batch = Gated(), (torch.randn(4096, 512),)
+    model, batch = Gated(), (torch.randn(4096, 256),)
     plain = run_step(model, batch)
     limit = int(0.9 * plain.peak_bytes)
     for step in fitted_steps(model, batch, limit, codecs="exact"):

@@ -13,7 +13,7 @@ from .naive import naive_simulation
 from .traces import gpt_trace, training_traces
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(training_traces(max_ops=12), st.floats(0.0, 1.0))
 def test_what_comes_out_fits_and_is_not_slower(trace, share):
     simulator = Simulator(Problem(trace))

@@ -42,7 +42,7 @@ def packing_some(draw):
     return problem, keep, {j for j in again if not keep[j]}, written_by
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(packing_some())
 def test_it_agrees_with_the_naive_machine(case):
     problem, keep, again, written_by = case
@@ -55,7 +55,7 @@ def test_it_agrees_with_the_naive_machine(case):
     assert judged.replayed_ops == replays
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(packing_some())
 def test_a_timeline_adds_up_to_what_the_judge_counts(case):
     problem, keep, again, written_by = case
@@ -96,7 +96,7 @@ def test_which_way_a_value_goes():
     assert best_packing((HALVED,), "other", 10) is None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(training_traces(), st.floats(0.3, 0.95))
 def test_packing_never_makes_a_plan_slower(trace, share):
     trace = of_dtypes(trace, ["small"] * len(trace.values))
@@ -115,7 +115,7 @@ def test_packing_never_makes_a_plan_slower(trace, share):
     assert plan.predicted_step_s <= solve(trace, budget, deadline_s=5).predicted_step_s * 1.02
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(training_traces(), st.floats(0.3, 0.95), st.booleans())
 def test_no_plan_beats_the_bound(trace, share, whole):
     trace = of_dtypes(trace, ["small"] * len(trace.values))
