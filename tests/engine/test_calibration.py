@@ -6,21 +6,23 @@ import torch
 
 import lowtide
 from lowtide._plan import profile
-from lowtide.engine.calibration import recording_s_per_op
+from lowtide.engine.calibration import calibration
 from lowtide.planning import solve
 
 from . import deep
 
 
 def test_it_is_measured_once_and_disturbs_nothing() -> None:
-    recording_s_per_op.cache_clear()
+    calibration.cache_clear()
     x = torch.ones(3, requires_grad=True)
     with lowtide.saving(lowtide.KeepNone()):
         loss = x.sin().sum()
     before, state = lowtide.report(), torch.get_rng_state()
-    seconds = recording_s_per_op()
-    assert 1e-6 < seconds < 1e-2
-    assert recording_s_per_op() == seconds
+    found = calibration()
+    assert 1e-6 < found.op_s < 1e-2
+    assert 0 < found.view_s < found.op_s
+    assert 1e-6 < found.replay_s < 1e-2
+    assert calibration() is found
     assert lowtide.report() == before
     assert torch.equal(torch.get_rng_state(), state)
     loss.backward()
@@ -31,11 +33,15 @@ def test_it_is_measured_once_and_disturbs_nothing() -> None:
 def test_a_plan_that_records_predicts_that_too() -> None:
     model, batch = deep.build("gpt2")
     trace = profile(model, batch)
-    assert trace.recording_s == len(trace.ops) * recording_s_per_op()
+    found = calibration()
+    assert trace.recording_s > len(trace.ops) * found.op_s  # there are views too
+    assert trace.replay_s == found.replay_s
     everything = solve(trace, 2**60)
     assert everything.predicted_step_s == everything.plain_step_s
     assert everything.recording_s == 0
     half = solve(trace, everything.predicted_peak_bytes // 2)
     assert half.recording_s == trace.recording_s
     assert half.predicted_step_s > half.plain_step_s + half.recording_s
+    replayed_s = sum(sorted(op.time_s for op in trace.ops)[: half.replayed_ops]) + half.replayed_ops * found.replay_s
+    assert half.predicted_step_s > half.plain_step_s + half.recording_s + 0.5 * replayed_s
     assert half.gap <= (half.predicted_step_s - half.bound_step_s) / half.plain_step_s

@@ -106,7 +106,7 @@ def test_contradictions_are_named(trace):
     assert "different storages" in broken(trace, values=(values[0], replace(values[1], storage=8), *values[2:]))
     assert "not an input" in broken(trace, ops=(ops[0], replace(ops[1], writes=(Write(3, 2, True),)), ops[2]))
     assert "takes nan s" in broken(trace, ops=(replace(ops[0], time_s=float("nan")), *ops[1:]))
-    assert "step time" in broken(trace, step_s=float("inf"))
+    assert "a step takes" in broken(trace, step_s=float("inf"))
     assert "saved twice" in broken(trace, saved=(2, 0, 2))
     assert "was not saved" in broken(trace, asks=(Ask(1, 0),))
     assert "do not follow each other" in broken(trace, asks=(Ask(2, 0), Ask(0, 1), Ask(2, 0)))
@@ -134,7 +134,7 @@ def test_every_damage_to_a_field_is_an_argument_error(trace):
             if wrong == good[field] or (field == "note" and wrong == "x") or (field == "device" and wrong == "x"):
                 continue
             document = {**good, field: wrong}
-            if field in ("step_s", "recording_s") and wrong == 1.5:
+            if field in ("step_s", "recording_s", "replay_s") and wrong == 1.5:
                 continue  # another time, and a valid one
             if field == "peak_bytes" and wrong == -1:
                 continue  # not looked at

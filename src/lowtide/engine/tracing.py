@@ -17,13 +17,13 @@ from .. import trace as records
 from ..codecs import Chooser
 from ..stores import Store
 from .budgeting import BudgetedRecorder
-from .calibration import recording_s_per_op
-from .effects import OpFacts
+from .calibration import calibration
+from .effects import FACTS, OpFacts, facts_of
 from .overwriting import Written
 from .recorder import Fresh
 from .replay import Handle
 from .room import Room
-from .torch_private import new_alias, running_node_number, storage_key
+from .torch_private import graph_task, never_compile, new_alias, running_node_number, storage_key
 from .values import Kept, Recipe, Ref, Tensor, Value
 
 
@@ -64,7 +64,8 @@ class Profile:
         self._count = 0
         self._lives: dict[int, weakref.ref[Tensor]] = {}  # storage number: the tensor that user code got
         self._latest: dict[int, int] = {}  # storage number: the value it has now
-        self._recording_s_per_op = recording_s_per_op()  # not in backward, where nothing is recorded
+        self.views = 0  # ops of forward that made no value
+        self._calibration = calibration()  # not in backward, where nothing is recorded
         self._started = time.perf_counter()
         self._ended = self._started
 
@@ -162,7 +163,8 @@ class Profile:
             step_s,
             peak_bytes,
             device,
-            recording_s=len(ops) * self._recording_s_per_op,
+            recording_s=len(ops) * self._calibration.op_s + self.views * self._calibration.view_s,
+            replay_s=self._calibration.replay_s,
         )
 
     # -- bookkeeping ----------------------------------------------------------------------------------
@@ -247,6 +249,13 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
 
     room: ProfilingRoom
 
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if (FACTS.get(id(func)) or facts_of(func)).views and graph_task() == -1:
+            self.room.profile.views += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
     def _made(
         self,
         facts: OpFacts,
@@ -298,3 +307,6 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             self.tape.count_saved(value)
         value.claims += 1
         return Handle(Ref(value, tensor), self.tape)
+
+
+never_compile(TracingRecorder.__torch_dispatch__)

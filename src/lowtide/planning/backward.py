@@ -193,7 +193,7 @@ class Backward:
         self.replays[op] += 1
         if self._limit is not None and self.replayed_ops > self._limit:
             raise TooManyReplaysError(f"more than {self._limit} replays")
-        self.extra_s += problem.time_s[op]
+        self.extra_s += problem.replay_s[op]
         again = op in self.again
         scratch = 0
         made = [v for v in problem.outputs[op] if wants[v] and not resident[v]]

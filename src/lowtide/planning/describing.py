@@ -67,7 +67,7 @@ def summarise_kinds(simulator: Simulator, candidate: Candidate) -> tuple[ModuleK
     for j in range(problem.n_ops):
         if not candidate.keep[j]:
             recomputed[kinds[j]] += sum(problem.nbytes[v] for v in problem.outputs[j] if problem.saved[v])
-            seconds[kinds[j]] += problem.time_s[j] * candidate.simulation.replays[j]
+            seconds[kinds[j]] += problem.replay_s[j] * candidate.simulation.replays[j]
     return tuple(
         ModuleKind(kind, ops[kind], kept[kind], recomputed[kind], seconds[kind], offloaded[kind], packed[kind])
         for kind in ops

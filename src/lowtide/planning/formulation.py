@@ -129,7 +129,7 @@ class Formulation:
         cost = np.zeros(self.n_variables)
         for j in range(problem.n_ops):
             if self.relevant[j]:
-                cost[self.r(j)] += problem.time_s[j] / self.time_unit
+                cost[self.r(j)] += problem.replay_s[j] / self.time_unit
                 if problem.offloadable[j]:
                     cost[self.o(j)] += self.elsewhere_s(j) / self.time_unit
         return cost

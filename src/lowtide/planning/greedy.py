@@ -57,7 +57,7 @@ def improve(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadli
 
     def cost_a_byte(j: int) -> float:
         size = sum(problem.nbytes[v] for v in problem.outputs[j])
-        return -problem.time_s[j] / max(size, 1)
+        return -problem.replay_s[j] / max(size, 1)
 
     trials: list[tuple[Callable[[list[int]], Candidate | None], list[int]]] = [
         (without_again, sorted(best.again, key=cost_a_byte)),
@@ -104,7 +104,7 @@ def _dropped(simulator: Simulator, budget_bytes: int) -> Candidate | None:
     sizes = [sum(problem.nbytes[v] for v in outputs) for outputs in problem.outputs]
     order = sorted(
         (j for j in range(problem.n_ops) if sizes[j] and not problem.pinned[j]),
-        key=lambda j: problem.time_s[j] / sizes[j],
+        key=lambda j: problem.replay_s[j] / sizes[j],
     )
     best: Candidate | None = None
     low, high = 0, len(order)

@@ -31,6 +31,8 @@ class Problem:
         self.nbytes = [value.nbytes for value in trace.values]
         self.maker = [-1 if value.op is None else value.op for value in trace.values]
         self.time_s = [op.time_s for op in trace.ops]
+        self.replay_s = [op.time_s + trace.replay_s for op in trace.ops]
+        """By op: what making it again takes."""
         self.pinned = [op.pinned is not None for op in trace.ops]
         self.inputs = [[v for v in op.inputs if self.maker[v] >= 0] for op in trace.ops]
         """By op, without sources."""

@@ -218,7 +218,7 @@ class _Chain:
         for j, block in enumerate(self.block_of):
             if self.always[j]:
                 continue
-            time_s[block] += problem.time_s[j]
+            time_s[block] += problem.replay_s[j]
             for v in problem.outputs[j]:
                 leaves = v in self.leaving[block]
                 boundary[block] += problem.nbytes[v] if leaves else 0

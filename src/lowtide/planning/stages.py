@@ -73,7 +73,7 @@ class Stages:
         for stage in range(len(self._starts)):
             integral[stage * self._width :][: len(self._values)] = whole
             for j in self._ops:
-                cost[self._replay(stage, j)] = problem.time_s[j] / model.time_unit
+                cost[self._replay(stage, j)] = problem.replay_s[j] / model.time_unit
                 upper[self._replay(stage, j)] = upper[self._ever(stage, j)] = not problem.pinned[j]
         for j, column in self._away_column.items():
             cost[column] = model.elsewhere_s(j) / model.time_unit

@@ -73,7 +73,7 @@ def account_modules(timeline: Timeline) -> tuple[ModuleAccount, ...]:
         replays = simulation.replays[j]
         one = ModuleAccount(
             kind, 0, 1, len(kept), sum(kept), len(remade), sum(remade), len(moved), sum(moved),
-            len(packed), sum(packed), replays, replays * op.time_s,
+            len(packed), sum(packed), replays, replays * problem.replay_s[j],
         )  # fmt: skip
         accounts[kind] = accounts[kind] + one if kind in accounts else one
     rows = [replace(account, modules=len(paths[kind])) for kind, account in accounts.items()]

@@ -201,7 +201,7 @@ class _Census:
     def moment(self, ask: int, replayed: int | None, scratch_bytes: int) -> None:
         """A replay runs, or an ask has been answered."""
         if replayed is not None:
-            self._add(REPLAY, replayed, ask, self._problem.time_s[replayed], scratch_bytes)
+            self._add(REPLAY, replayed, ask, self._problem.replay_s[replayed], scratch_bytes)
             return
         maker = self._problem.maker[self._problem.ask_value[ask]]
         own_s = self._problem.trace.asks[ask].time_s + self._untimed_s

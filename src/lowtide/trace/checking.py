@@ -18,8 +18,9 @@ def check_trace(trace: Trace) -> None:
     """Raise `ArgumentError` at the first contradiction."""
     if trace.version != TRACE_VERSION:
         _refuse(f"it has version {trace.version}, this lowtide reads version {TRACE_VERSION}: profile again")
-    if not _is_time(trace.step_s) or not _is_time(trace.recording_s):
-        _refuse(f"its step time is {trace.step_s} s, and recording takes {trace.recording_s} s")
+    for what, seconds in (("a step", trace.step_s), ("recording", trace.recording_s), ("a replay", trace.replay_s)):
+        if not _is_time(seconds):
+            _refuse(f"{what} takes {seconds} s")
     _check_values(trace)
     _check_ops(trace)
     _check_asks(trace)

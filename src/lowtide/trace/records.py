@@ -98,6 +98,8 @@ class Trace:
     note: str = ""
     recording_s: float = 0.0
     """What noting the ops of such a step takes, where a plan is followed that does not keep everything."""
+    replay_s: float = 0.0
+    """What replaying an op takes beside its own time."""
 
     @cached_property
     def fingerprint(self) -> str:
