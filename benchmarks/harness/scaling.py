@@ -217,6 +217,9 @@ def draw(points: list[Point], path: Path) -> None:
             [p.ops for p in by_ops], [getattr(p, what) for p in by_ops], "o", color=colour, ms=5, label=label
         )
     panels[-1].set(xscale="log", yscale="log", xlabel="ops of the step", ylabel="seconds")
+    panels[-1].set_xticks(sorted({point.ops for point in points}))
+    panels[-1].get_xaxis().set_major_formatter("{x:g}")
+    panels[-1].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     panels[-1].legend(frameon=False, fontsize=8)
     for panel in panels:
         panel.grid(alpha=0.25)
