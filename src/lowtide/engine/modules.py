@@ -78,6 +78,9 @@ class Whereabouts:
             if outside_layers and not self._stack:  # the loss of a layered model is outside its layers too
                 self.place = self.place._replace(outside_layers=True)
 
+    def ended(self) -> None:
+        """The scope ends."""
+
 
 _open: dict[int, Whereabouts] = {}
 _lock = threading.Lock()
@@ -95,10 +98,12 @@ def track(whereabouts: Whereabouts) -> None:
 def untrack() -> None:
     """Stop; the hooks go with the last one tracked."""
     with _lock:
-        _open.pop(threading.get_ident(), None)
+        whereabouts = _open.pop(threading.get_ident(), None)
         if not _open:
             for hook, _ in _hooks:
                 hook.remove()
+    if whereabouts is not None:
+        whereabouts.ended()
 
 
 def _put_in_place() -> None:

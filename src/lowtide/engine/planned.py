@@ -15,18 +15,20 @@ import torch
 
 from ..planning import Plan
 from ..policies import Decision
-from . import watching
+from . import randomness, watching
+from .attention import Attention, Learner, Lesson
 from .budgeting import BudgetedRecorder, WithinBudget
 from .effects import OpFacts
 from .ferrying import Ferry
 from .ledger import Ledger
 from .modules import Whereabouts
-from .recorder import Recorder
+from .overwriting import Written
+from .recorder import Fresh, Recorder
 from .replay import Handle, TransientHandle
 from .room import LEDGER, Room
 from .tape import Tape
-from .torch_private import never_compile
-from .values import Kept, Recipe, Ref, Tensor, Value
+from .torch_private import never_compile, storage_key
+from .values import UNWATCHED, Kept, Recipe, Ref, Tensor, Value, version_if_counted
 
 _DECISIONS = {True: Decision.KEEP, False: Decision.RECOMPUTE}
 
@@ -69,6 +71,11 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         tape.ferry = self._ferry
         self._times = False
         self._follow(0)
+        self._learner = whereabouts if isinstance(whereabouts, Learner) else None
+        self._elsewhere = {*plan.offload, *(due - 1 for due in plan.departures.values())}
+        self._attention = whereabouts if isinstance(whereabouts, Attention) else None
+        if self._attention is not None:
+            self._attention.serve(self)
 
     @property
     def watches_backward(self) -> bool:  # type: ignore[override]
@@ -89,16 +96,35 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             self.gauge.saw(out)
         return out
 
-    def _made(self, facts: OpFacts, *made: Any) -> Recipe | None:
+    def _made(
+        self,
+        facts: OpFacts,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        fresh: tuple[Fresh, ...],
+        draw: randomness.Draw | None,
+        writes: tuple[Written, ...],
+        cost_us: float,
+    ) -> Recipe | None:
         number = self.tape.ops
         # What comes after all that was planned is kept, as it would be without a plan.
         if self.differs_at is None and number < len(self._names) and self._names[number] != facts.name:
             self._leave_the_plan(number)
-        recipe = super()._made(facts, *made)
-        if self.differs_at is None:
-            self._follow(number + 1)
-        if self._ferry is not None:
-            self._ferry.made(number)
+        attention = self._attention if self._attention is not None and self._attention.may_sleep else None
+        if attention is not None and number not in attention.noted:
+            self.tape.ops = number + 1
+            self.resume(number + 1)
+            return None
+        overwrites = self._learner is not None and any(self._wants(w) for w in writes)
+        recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
+        self.resume(number + 1)
+        if self._learner is not None:
+            matters = recipe is not None or overwrites or facts.region or facts.regathers or number in self._elsewhere
+            written = [storage_key(w.storage) for w in writes]
+            self._learner.made([key for _, _, _, key in fresh], written, matters)
+        if attention is not None:
+            self._note_versions(attention, fresh, writes)
         return recipe
 
     def _keep(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
@@ -107,6 +133,66 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             self._ferry.put(value, tensor)
         else:
             super()._keep(value, tensor, storage)
+
+    # -- sleeping -------------------------------------------------------------------------------------
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it did not see all of the step."""
+        return self._attention is not None
+
+    def learnt(self) -> Lesson | None:
+        """Where such steps need a recorder, if this one has seen all of one that went as planned."""
+        return self._learner.learnt() if self._learner is not None and self.differs_at is None else None
+
+    def resume(self, number: int) -> None:
+        """The next op that it sees has this number."""
+        if self.differs_at is None:
+            self._follow(number)
+        if self._ferry is not None:
+            self._ferry.made(number - 1)
+
+    def lost(self) -> None:
+        """The step is not the one that was learnt."""
+        if self.differs_at is None:
+            self._leave_the_plan(self.tape.ops)
+
+    def _wants(self, written: Written) -> bool:
+        """Whether what an op overwrites is there for recipes, or can be made again."""
+        entry = self.table.get(storage_key(written.storage))
+        value = entry.value() if entry is not None else None
+        return value is not None and (value.claims > 0 or value.recipe is not None or value.tensor is not None)
+
+    def _note_versions(self, attention: Attention, fresh: tuple[Fresh, ...], writes: tuple[Written, ...]) -> None:
+        for _, tensor, _, key in fresh:
+            entry = self.table.get(key)
+            if entry is not None and entry.strong is not None:
+                entry.strong.version = version_if_counted(tensor)
+        for w in writes:
+            entry = self.table.get(storage_key(w.storage))
+            if entry is not None and entry.strong is not None:
+                attention.rewritten(entry.strong, w.tensor)
+
+    def _known(self, tensor: Tensor) -> tuple[torch.UntypedStorage | None, Value | None]:
+        """The storage behind a tensor, and its value, unless that was overwritten unseen."""
+        storage, value = super()._known(tensor)
+        if (
+            self._attention is not None
+            and value is not None
+            and value.tensor is None
+            and value.version not in (UNWATCHED, version_if_counted(tensor))
+        ):
+            assert storage is not None
+            del self.table[storage_key(storage)]
+            return storage, None
+        return storage, value
+
+    def _forget(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._learner is not None:
+            self._learner.must_record()
+        super()._forget(facts, args, kwargs)
+
+    # -- differing ------------------------------------------------------------------------------------
 
     def _leave_the_plan(self, number: int) -> None:
         self.differs_at = number
@@ -123,6 +209,8 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         handle = self._put_elsewhere(tensor) if self._ferry is not None else None
         if handle is None:
             handle = Recorder.pack(self, tensor)
+        if self._learner is not None and (self.tape.first_handle is None or type(handle) is not Kept):
+            self._learner.must_save()
         if self.tape.first_handle is None:
             self.tape.first_handle = weakref.ref(handle)
         if self._again and type(handle) is Handle:

@@ -83,6 +83,24 @@ def leave_mode(mode: Any) -> None:
         torch._C._push_on_torch_dispatch_stack(other)
 
 
+def lay_down_mode(mode: Any) -> int | None:
+    """Take a dispatch mode off the stack if it is the innermost: the depth at which it was, else None."""
+    depth = torch._C._len_torch_dispatch_stack()
+    if not depth or torch._C._get_dispatch_stack_at(depth - 1) is not mode:
+        return None
+    torch._C._pop_torch_dispatch_stack(None)
+    return depth - 1
+
+
+def take_up_mode(mode: Any, depth: int) -> None:
+    """Put a dispatch mode back at this depth, under what others have put above it since."""
+    above = []
+    while torch._C._len_torch_dispatch_stack() > depth:
+        above.append(torch._C._pop_torch_dispatch_stack(None))
+    for one in (mode, *reversed(above)):
+        torch._C._push_on_torch_dispatch_stack(one)
+
+
 def saving_hooks() -> Any:
     """The innermost pair of saved-tensor hooks of this thread, or None."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -104,6 +122,33 @@ def leave_hooks(pack: Any) -> None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
     for other in reversed(above):
         torch._C._autograd._push_saved_tensors_default_hooks(*other)
+
+
+def lay_down_hooks(pack: Any) -> tuple[Any, Any] | None:
+    """Take the saved-tensor hooks with this `pack` off if they are the innermost: they, and what is under them."""
+    top = saving_hooks()
+    if top is None or top[0] != pack:
+        return None
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+    return top, saving_hooks()
+
+
+def take_up_hooks(hooks: Any, below: Any) -> bool:
+    """Put hooks back right above `below`; whether they are allowed here."""
+    if not saving_hooks_allowed():
+        return False
+    above = []
+    while (top := saving_hooks()) is not None and top != below:
+        above.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    for one in (hooks, *reversed(above)):
+        torch._C._autograd._push_saved_tensors_default_hooks(*one)
+    return True
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether calls of this module run compiled code."""
+    return getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
 
 
 def step_aside() -> None:

@@ -76,7 +76,7 @@ class Value:
         self.nbytes = nbytes
         self.recipe = recipe  # None: kept, or already made again
         self.tensor: Tensor | None = None
-        self.version = UNWATCHED
+        self.version = UNWATCHED  # when it was held, or, by a recorder that does not see every op, noted
         self.address = 0
         self.claims = 0  # how many recipes and handles have ever referred to it
         self.blank = False  # Rule 9: no recorded op has written it
@@ -90,12 +90,7 @@ class Value:
         """Hold the user's memory from now on, and watch it (Rules 5 and 11); `for_now` it can still be made again."""
         saved = None if self.alias is None else self.alias()
         held = self.tensor = watched_alias(tensor) if saved is None else saved
-        try:
-            self.version = version_of(held)
-        except RuntimeError:
-            if not held.is_inference():
-                raise
-            self.version = UNWATCHED  # they count no versions, and cannot be written where it would matter
+        self.version = version_if_counted(held)
         self.address = storage.data_ptr()
         if not for_now:
             self.recipe = None
@@ -316,6 +311,16 @@ class StorageTable(dict[int, StorageEntry]):
         value.hold(tensor, storage)
         self.put(storage, value)
         return value
+
+
+def version_if_counted(tensor: Tensor) -> int:
+    """The version of a tensor; inference tensors count none, and cannot be written where it would matter."""
+    try:
+        return version_of(tensor)
+    except RuntimeError:
+        if not tensor.is_inference():
+            raise
+        return UNWATCHED
 
 
 def describe(tensor: Tensor) -> str:

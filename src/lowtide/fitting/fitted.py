@@ -17,6 +17,7 @@ from .._errors import BudgetError, LowtideWarning
 from .._units import format_bytes
 from ..codecs import Chooser
 from ..engine import scope
+from ..engine.attention import Attention, Learner
 from ..engine.budgeting import BudgetedRecorder, WithinBudget, count_state, count_what_is_there
 from ..engine.modules import Whereabouts
 from ..engine.planned import Gauge, PlannedRecorder
@@ -137,7 +138,12 @@ class Fitted:
 
     def _judge(self, kind: Kind, recorder: PlannedRecorder) -> None:
         """Learn from a step that had a plan."""
-        if recorder.differs_at is not None:
+        if recorder.differs_at is not None and recorder.sleeps:
+            kind.wakeful = True  # perhaps it only looked so
+            log.info(
+                "a step differed from what was learnt of it at op %s: the next are seen whole", recorder.differs_at
+            )
+        elif recorder.differs_at is not None:
             kind.left += 1
             kind.plan = kind.trace = None
             kind.online = kind.left >= _PATIENCE
@@ -146,6 +152,8 @@ class Fitted:
             self.measured_peak_bytes = recorder.gauge.peak_bytes
             assert kind.plan is not None
             self.predicted_peak_bytes = kind.plan.predicted_peak_bytes + kind.grown_bytes
+            learnt = recorder.learnt()
+            kind.learnt = None if learnt is None else (kind.plan, learnt)
             excess = recorder.gauge.peak_bytes - self.limit_bytes
             if excess > 0:  # plan more carefully, or, if the plan was given, for what is really here
                 kind.margin_bytes += excess if kind.trace is not None else 0
@@ -163,7 +171,10 @@ class Fitted:
                 return None
             tape = Tape(f"a plan for {format_bytes(self.limit_bytes)}")
             room = Room(self.limit_bytes, self.store, self.chooser)
-            return PlannedRecorder(plan, tape, Whereabouts(policy, tape), room, gauge)
+            where: Whereabouts = Learner(policy, tape)
+            if gauge is None and not kind.wakeful and kind.learnt is not None and kind.learnt[0] is plan:
+                where = Attention(policy, tape, kind.learnt[1])
+            return PlannedRecorder(plan, tape, where, room, gauge)
         if kind.online:
             room = Room(self.limit_bytes, self.store, self.chooser)
             tape = Tape(repr(policy), room)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from ..engine.attention import Lesson
 from ..planning import Plan
 from ..trace import Trace
 from .solving import shift
@@ -24,6 +25,8 @@ class Kind:
     planned_for: int = 0  # bytes alive outside, for which the plan was made
     grown_bytes: int = 0  # by which there are more now
     margin_bytes: int = 0  # by which plans turned out to be too bold
+    learnt: tuple[Plan, Lesson] | None = None  # where a recorder is needed while this plan is obeyed
+    wakeful: bool = False  # what was learnt of one step did not hold for another
     obeyed: int = 0
     left: int = 0
     online: bool = False

@@ -1,0 +1,261 @@
+"""Where in a step its plan needs the recorder: elsewhere it sleeps, and ops cost what they cost without lowtide.
+
+Every op that a dispatch mode sees costs tens of microseconds of Python, and every tensor that a hook is handed some
+more; over a step that is several per cent, most of it for ops of which a plan wants nothing. So a step that goes as
+planned is watched as a whole once, as a row of stretches from one beginning or end of a module call to the next.
+From then on the recorder is awake in the stretches where there is something to note (what will be made again or waits
+elsewhere, what is written into memory that it knows), and its hooks in those where such a value is saved.
+
+What happens while it sleeps is plain PyTorch: what is made then is a source to recipes that read it later, and what
+is saved is kept. Only unforeseen writes could hurt. They change the version of a tensor: recipes find that out when
+they are replayed (Rule 11), and a value is known again only at the version that it was noted with. The row of module
+calls and the number of ops in each stretch that is seen have to be those that were learnt, or the plan is left
+(Rule 13).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import nn
+
+from ..policies import Policy
+from .modules import Whereabouts
+from .tape import Tape
+from .torch_private import is_compiled, lay_down_hooks, lay_down_mode, take_up_hooks, take_up_mode
+from .values import Place, Tensor, Value, version_if_counted
+
+
+class Stretch(NamedTuple):
+    """What a step does from one beginning or end of a module call to the next."""
+
+    module: int | None
+    """The id of the module whose call begins here; None where one ends."""
+    place: Place
+    first_op: int
+    records: bool
+    """Whether an op of it has to be seen."""
+    saves: bool
+    """Whether autograd saves something in it that is not simply kept."""
+
+
+class Lesson(NamedTuple):
+    """What was learnt of a step."""
+
+    stretches: tuple[Stretch, ...]
+    noted: frozenset[int]
+    """The ops that have to be noted; the others of a stretch are only counted."""
+
+
+class Learner(Whereabouts):
+    """Sees a whole step, and in which of its stretches there was something to note."""
+
+    def __init__(self, policy: Policy, tape: Tape) -> None:
+        super().__init__(policy, tape)
+        self._begins: list[tuple[int | None, Place, int]] = [(None, self.place, 0)]
+        self._records: set[int] = set()
+        self._saves: set[int] = set()
+        self._noted: set[int] = set()
+        self._of_op: list[int] = []  # the stretch that each op is in
+        self._maker: dict[int, int] = {}  # by the key of a storage: the op that wrote it last
+        self._compiled = 0  # how many of the running modules are
+
+    def enter(self, module: nn.Module) -> None:
+        """A module's forward begins."""
+        super().enter(module)
+        self._begins.append((id(module), self.place, self._tape.ops))
+        if self._compiled or is_compiled(module):
+            self._compiled += 1  # compiled again where modes and hooks are others
+            self.must_record()
+            self.must_save()
+
+    def leave(self) -> None:
+        """A module's forward ends."""
+        super().leave()
+        self._compiled = max(0, self._compiled - 1)
+        self._begins.append((None, self.place, self._tape.ops))
+
+    def must_record(self) -> None:
+        """Something happens here that has to be seen."""
+        self._records.add(len(self._begins) - 1)
+
+    def must_save(self) -> None:
+        """Something is saved here that is not simply kept."""
+        self._saves.add(len(self._begins) - 1)
+
+    def made(self, fresh: Sequence[int], written: Sequence[int], matters: bool) -> None:
+        """An op has made and written the storages with these keys; if that matters, then also what was there before."""
+        number = len(self._of_op)
+        self._of_op.append(len(self._begins) - 1)
+        if matters:
+            self._noted.update([number, *(self._maker[key] for key in written if key in self._maker)])
+        for key in (*fresh, *written):
+            self._maker[key] = number
+
+    def learnt(self) -> Lesson:
+        """Where the recorder is needed."""
+        records = self._records | {self._of_op[number] for number in self._noted}
+        stretches = tuple(
+            Stretch(module, place, first_op, i in records, i in self._saves)
+            for i, (module, place, first_op) in enumerate(self._begins)
+        )
+        return Lesson(stretches, frozenset(self._noted))
+
+
+class Sleeper(Protocol):
+    """A recorder that need not see everything."""
+
+    def pack(self, tensor: Tensor) -> object:
+        """What autograd holds instead of a tensor."""
+
+    def resume(self, number: int) -> None:
+        """The next op that it sees has this number."""
+
+    def lost(self) -> None:
+        """The step is not the one that was learnt."""
+
+
+class Attention(Whereabouts):
+    """Has a recorder awake only where a step that was learnt needs it."""
+
+    def __init__(self, policy: Policy, tape: Tape, lesson: Lesson) -> None:
+        super().__init__(policy, tape)
+        self._stretches: tuple[Stretch, ...] | None = lesson.stretches  # None: everything is seen
+        self.noted = lesson.noted
+        self._at = 0
+        self._root: weakref.ref[nn.Module] | None = None
+        self._recorder: Sleeper | None = None
+        self._sees = self._saves = True
+        self._depth: int | None = None  # in the stack of modes, while it is not on it
+        self._hooks: Any = None  # while they are not in place
+        self._below: Any = None  # the hooks under them
+        self._unsettled: list[tuple[weakref.ref[Value], weakref.ref[Tensor]]] = []
+
+    def serve(self, recorder: Sleeper) -> None:
+        """Wake and send to sleep this recorder, which is open now."""
+        self._recorder = recorder
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether values have to be noted with their versions."""
+        return self._stretches is not None
+
+    def rewritten(self, value: Value, tensor: Tensor) -> None:
+        """An op that is seen writes this memory, whose version is known only afterwards."""
+        self._unsettled.append((weakref.ref(value), weakref.ref(tensor)))
+
+    def enter(self, module: nn.Module) -> None:
+        """A module's forward begins."""
+        if self._stretches is None:
+            super().enter(module)
+            return
+        if self._root is None:
+            self._root = weakref.ref(module)
+            self._tape.saw_root(module)
+        if not self._goes_on(id(module)):
+            super().enter(module)
+
+    def leave(self) -> None:
+        """A module's forward ends, also by an exception."""
+        if self._stretches is None or not self._goes_on(None):
+            super().leave()
+
+    def ended(self) -> None:
+        """The scope ends."""
+        self._wake()
+        self._recorder = None
+
+    def _goes_on(self, module: int | None) -> bool:
+        """The next stretch begins; whether it is the one that was learnt."""
+        stretches = self._stretches
+        assert stretches is not None
+        at = self._at + 1
+        if at == len(stretches):  # beyond what is planned, all is kept
+            self._see_all(stretches)
+            return False
+        stretch = stretches[at]
+        if module != stretch.module or (self._sees and self._tape.ops != stretch.first_op):
+            self._see_all(stretches)
+            if self._recorder is not None:
+                self._recorder.lost()
+            return False
+        self._at = at
+        self.place = stretch.place
+        if self._recorder is not None:
+            if not self._sees:
+                self._tape.ops = stretch.first_op
+            if stretch.records != self._sees:
+                if stretch.records:
+                    self._look()
+                else:
+                    self._look_away()
+            if stretch.saves != self._saves:
+                if stretch.saves:
+                    self._take_up_hooks()
+                else:
+                    self._lay_down_hooks()
+        return True
+
+    def _look(self) -> None:
+        assert self._recorder is not None
+        assert self._depth is not None
+        take_up_mode(self._recorder, self._depth)
+        self._depth = None
+        self._sees = True
+        self._recorder.resume(self._tape.ops)
+
+    def _look_away(self) -> None:
+        if not self._settle():
+            return
+        depth = lay_down_mode(self._recorder)
+        if depth is not None:  # else somebody else's mode is above
+            self._depth = depth
+            self._sees = False
+
+    def _take_up_hooks(self) -> None:
+        if take_up_hooks(self._hooks, self._below):
+            self._hooks = self._below = None
+            self._saves = True
+
+    def _lay_down_hooks(self) -> None:
+        assert self._recorder is not None
+        laid_down = lay_down_hooks(self._recorder.pack)
+        if laid_down is not None:
+            self._hooks, self._below = laid_down
+            self._saves = False
+
+    def _settle(self) -> bool:
+        """Note at which versions rewritten memory is; whether all of it can be asked."""
+        while self._unsettled:
+            value, tensor = self._unsettled[-1][0](), self._unsettled[-1][1]()
+            if value is not None:
+                if tensor is None:
+                    return False
+                value.version = version_if_counted(tensor)
+            self._unsettled.pop()
+        return True
+
+    def _wake(self) -> None:
+        if self._recorder is not None:
+            if not self._sees:
+                self._look()
+            if not self._saves:
+                self._take_up_hooks()
+
+    def _see_all(self, stretches: tuple[Stretch, ...]) -> None:
+        """Be awake from now on, and know by itself which modules are running."""
+        self._wake()
+        self._stretches = None
+        root = self._root() if self._root is not None else None
+        if root is not None:
+            self._map = self._map_of(root)
+        here = stretches[0].place
+        for stretch in stretches[1 : self._at + 1]:
+            if stretch.module is None:
+                self._stack.pop()
+            else:
+                self._stack.append(here)
+            here = stretch.place
+        self.place = here
