@@ -69,7 +69,7 @@ def test_every_architecture_is_exact(name: str) -> None:
     plain = run_step(model, batch)
     fixed = fixed_bytes(model, batch)
     limit = fixed + int(0.8 * (plain.peak_bytes - fixed))
-    for step in fitted_steps(model, batch, limit, steps=3):
+    for step in fitted_steps(model, batch, limit, steps=4):  # profiled, seen whole twice, seen where it matters
         assert_equal(plain, step)
         assert step.peak_bytes <= limit
     lowtide.unfit(model)

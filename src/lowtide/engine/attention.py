@@ -31,8 +31,8 @@ from .values import Place, Tensor, Value, version_if_counted
 class Stretch(NamedTuple):
     """What a step does from one beginning or end of a module call to the next."""
 
-    module: int | None
-    """The id of the module whose call begins here; None where one ends."""
+    module: int | type[nn.Module] | None
+    """The id of the module whose call begins here, or its class if it is no part of the model; None where one ends."""
     place: Place
     first_op: int
     records: bool
@@ -54,7 +54,7 @@ class Learner(Whereabouts):
 
     def __init__(self, policy: Policy, tape: Tape) -> None:
         super().__init__(policy, tape)
-        self._begins: list[tuple[int | None, Place, int]] = [(None, self.place, 0)]
+        self._begins: list[tuple[int | type[nn.Module] | None, Place, int]] = [(None, self.place, 0)]
         self._records: set[int] = set()
         self._saves: set[int] = set()
         self._noted: set[int] = set()
@@ -64,8 +64,10 @@ class Learner(Whereabouts):
 
     def enter(self, module: nn.Module) -> None:
         """A module's forward begins."""
+        # Others than parts of a model may be made anew for every step: a loss, often.
+        part = bool(self._stack) and self._map is not None and id(module) in self._map.names
         super().enter(module)
-        self._begins.append((id(module), self.place, self._tape.ops))
+        self._begins.append((id(module) if part else type(module), self.place, self._tape.ops))
         if self._compiled or is_compiled(module):
             self._compiled += 1  # compiled again where modes and hooks are others
             self.must_record()
@@ -154,7 +156,7 @@ class Attention(Whereabouts):
         if self._root is None:
             self._root = weakref.ref(module)
             self._tape.saw_root(module)
-        if not self._goes_on(id(module)):
+        if not self._goes_on(module):
             super().enter(module)
 
     def leave(self) -> None:
@@ -167,7 +169,7 @@ class Attention(Whereabouts):
         self._wake()
         self._recorder = None
 
-    def _goes_on(self, module: int | None) -> bool:
+    def _goes_on(self, module: nn.Module | None) -> bool:
         """The next stretch begins; whether it is the one that was learnt."""
         stretches = self._stretches
         assert stretches is not None
@@ -176,7 +178,8 @@ class Attention(Whereabouts):
             self._see_all(stretches)
             return False
         stretch = stretches[at]
-        if module != stretch.module or (self._sees and self._tape.ops != stretch.first_op):
+        alike = module is None if stretch.module is None else stretch.module in (id(module), type(module))
+        if not alike or (self._sees and self._tape.ops != stretch.first_op):
             self._see_all(stretches)
             if self._recorder is not None:
                 self._recorder.lost()

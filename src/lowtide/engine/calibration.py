@@ -10,9 +10,9 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ import torch
 from ..policies import KeepNone
 from .modules import Whereabouts
 from .recorder import Recorder
+from .replay import Handle
 from .tape import Tape
-from .values import Tensor
+from .values import Kept, Tensor
 
-_OPS, _WALK_BYTES, _ROUNDS = 24, 2**21, 2
+_OPS, _WALK_BYTES, _ROUNDS = 24, 2**23, 2
 
 
 class Calibration(NamedTuple):
@@ -43,7 +44,7 @@ def calibration() -> Calibration:
     collects = gc.isenabled()
     gc.disable()
     try:
-        (op_s, back_s), (noted_s, noted_back_s) = _least_s(torch.sin, False), _least_s(torch.sin, True)
+        (op_s, _), (noted_s, again_s) = _least_s(torch.sin, False), _least_s(torch.sin, True)
         (view_s, _), (seen_s, _) = _least_s(_turned, False), _least_s(_turned, True)
     finally:
         if collects:
@@ -51,14 +52,14 @@ def calibration() -> Calibration:
     return Calibration(
         op_s=max(0.0, noted_s - op_s),
         view_s=max(0.0, seen_s - view_s),
-        replay_s=max(0.0, noted_back_s - back_s - op_s),
+        replay_s=max(0.0, again_s - op_s),
     )
 
 
 def _least_s(op: Callable[[Tensor], Tensor], recorded: bool) -> tuple[float, float]:
     """The least of some rounds, the first of which pays for what is made but once."""
     rounds = [_chain_s(op, recorded) for _ in range(1 + _ROUNDS)][1:]
-    return min(forward_s for forward_s, _ in rounds), min(backward_s for _, backward_s in rounds)
+    return min(forward_s for forward_s, _ in rounds), min(again_s for _, again_s in rounds)
 
 
 def _turned(x: Tensor) -> Tensor:
@@ -66,33 +67,37 @@ def _turned(x: Tensor) -> Tensor:
 
 
 def _chain_s(op: Callable[[Tensor], Tensor], recorded: bool) -> tuple[float, float]:
-    """What an op takes in forward, and in backward; of many, the one in the middle."""
+    """What an op takes in forward, and what it takes to be made again; of many, the one in the middle."""
     here, there = np.zeros(_WALK_BYTES, dtype=np.uint8), np.zeros(_WALK_BYTES, dtype=np.uint8)
     x = torch.ones(8, 8, requires_grad=True)
+    handles: list[Handle | Kept] = []
 
-    def walk() -> None:
+    def timed(action: Callable[[], Any]) -> tuple[Any, float]:
         np.copyto(here, there)
+        start = time.perf_counter()
+        out = action()
+        return out, time.perf_counter() - start
 
-    def chain() -> tuple[Tensor, list[float]]:
+    def chain() -> list[float]:
         y, times = x, []
         for _ in range(_OPS):
-            walk()
-            start = time.perf_counter()
-            y = op(y)
-            times.append(time.perf_counter() - start)
-        return y, times
+            y, seconds = timed(partial(op, y))
+            times.append(seconds)
+        return times
 
     with torch.enable_grad():
-        if recorded:
-            policy = KeepNone()
-            tape = Tape(repr(policy))
-            recorder = Recorder(policy, tape, Whereabouts(policy, tape), verify=False)
-            hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda handle: handle.unpack())
-            with hooks, recorder:
-                y, times = chain()
-        else:
-            y, times = chain()
-        start = time.perf_counter()
-        torch.autograd.grad(y, x, torch.ones_like(y))
-        backward_s = (time.perf_counter() - start) / _OPS
-    return median(times), backward_s
+        if not recorded:
+            return median(chain()), 0.0
+        policy = KeepNone()
+        tape = Tape(repr(policy))
+        recorder = Recorder(policy, tape, Whereabouts(policy, tape), verify=False)
+
+        def pack(tensor: Tensor) -> Handle | Kept:
+            handles.append(recorder.pack(tensor))
+            return handles[-1]
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda handle: handle.unpack()), recorder:
+            times = chain()
+    # In the order of forward each takes the replay of one op.
+    again = [timed(handle.unpack)[1] for handle in handles if isinstance(handle, Handle)]
+    return median(times), median(again) if again else 0.0

@@ -23,6 +23,9 @@ _DECLARED_STATISTICS = {"aten._native_batch_norm_legit", "aten._batch_norm_with_
 _BLANK = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
           "aten.empty_permuted", "aten.empty_quantized"}  # fmt: skip
 
+# Views whose schemas do not say so.
+_HIDDEN_VIEWS = {"aten._unsafe_view", "aten.unsafe_split", "aten.unsafe_split_with_sizes", "aten.unsafe_chunk"}
+
 # Ops that give every element they are handed a new content, whatever was there.
 _OVERWRITERS = {"aten.fill_", "aten.zero_", "aten.copy_", "aten.bernoulli_", "aten.uniform_", "aten.normal_",
                 "aten.random_", "aten.exponential_", "aten.cauchy_", "aten.geometric_",
@@ -81,7 +84,7 @@ class OpFacts:
         self.name = str(func)
         namespace = self.name.partition(".")[0]
         packet = ".".join(self.name.split(".")[:2])
-        self.views = returns_only_views(func)
+        self.views = returns_only_views(func) or packet in _HIDDEN_VIEWS
         self.writes = written_arguments(func)
         self.statistics = packet in _HIDDEN_STATISTICS or packet in _DECLARED_STATISTICS
         if packet in _HIDDEN_STATISTICS:

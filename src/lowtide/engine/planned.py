@@ -196,6 +196,7 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
 
     def _leave_the_plan(self, number: int) -> None:
         self.differs_at = number
+        self.room.strict = not self.sleeps  # what was saved unseen cannot be evicted, and is no reason to stop
         self.tape.room = self.room
         self.tape.lock = self.room.lock
         LEDGER.see_everything()

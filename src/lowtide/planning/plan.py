@@ -96,7 +96,7 @@ class Plan:
         """How much of a plain step a better plan could save at most."""
         if self.plain_step_s <= 0:
             return 0.0
-        return max(0.0, self.predicted_step_s - self.recording_s - self.bound_step_s) / self.plain_step_s
+        return max(0.0, self.predicted_step_s - self.bound_step_s) / self.plain_step_s
 
     @property
     def recomputed(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ natural lifetimes are settled. It decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from .._errors import ArgumentError
 from ..trace import Trace
@@ -51,6 +51,26 @@ class Problem:
         self._settle_natural_lifetimes()
         self._settle_asks()
         self._settle_ways()
+        self._settle_stretches()
+
+    def _settle_stretches(self) -> None:
+        """A recorder sees all ops that a module runs one after the other, or none of them (see `engine.attention`)."""
+        self.stretch: list[int] = []
+        """By op: the stretch that it is in, numbered from the first."""
+        self.seeing_s: list[float] = []
+        """By stretch: what it takes that its ops are seen."""
+        before = None
+        for op in self.trace.ops:
+            if op.module != before:
+                self.seeing_s.append(0.0)
+                before = op.module
+            self.stretch.append(len(self.seeing_s) - 1)
+            self.seeing_s[-1] += self.trace.recording_s / self.n_ops
+
+    def recording_s(self, keep: Sequence[int | bool], elsewhere: Iterable[int]) -> float:
+        """What it takes that what is not simply kept is noted."""
+        recomputed = (j for j, kept in enumerate(keep) if not kept)
+        return sum(self.seeing_s[stretch] for stretch in {self.stretch[j] for j in (*recomputed, *elsewhere)})
 
     def _settle_ways(self) -> None:
         """Which values may wait elsewhere, and how: packed if that is exact or there is no store, else in the store."""

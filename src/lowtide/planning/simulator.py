@@ -57,6 +57,8 @@ class Simulation:
     """By op whose values wait elsewhere: the op before which they are written, or packed."""
     waited_s: float = 0.0
     """Of the extra time: what forward waits for writes and packing, and backward for reads and unpacking."""
+    recording_s: float = 0.0
+    """Of the extra time: what noting takes."""
 
 
 def simulate(
@@ -116,17 +118,19 @@ class Simulator:
             watcher.waits(left.waited_s)
         ask_live = np.array([backward.answer(k) for k in range(self.problem.n_asks)], dtype=np.int64) + self._ask_other
         peak_bytes, peak_at = _peak(forward_live, ask_live)
+        recording_s = self.problem.recording_s(keep, left.written_by)
         return Simulation(
             peak_bytes=peak_bytes,
             peak_at=peak_at,
             forward_live=forward_live,
             ask_live=ask_live,
-            extra_s=backward.extra_s,
-            step_s=self.problem.trace.step_s + backward.extra_s,
+            extra_s=backward.extra_s + recording_s,
+            step_s=self.problem.trace.step_s + backward.extra_s + recording_s,
             replayed_ops=backward.replayed_ops,
             replays=tuple(backward.replays),
             written_by=left.written_by,
             waited_s=backward.waited_s,
+            recording_s=recording_s,
         )
 
     def forward_ends(self, keep: Sequence[int | bool], written_by: Mapping[int, int] | None = None) -> list[int]:

@@ -167,8 +167,6 @@ def _plan(
         problem.trace, chosen.keep, chosen.again, chosen.simulation.written_by, problem.link, problem.packings
     )
     assert checked.peak_bytes <= budget_bytes
-    # Steps that keep everything are left alone.
-    recording_s = problem.trace.recording_s if checked.written_by or not all(chosen.keep) else 0.0
     return Plan(
         keep=chosen.keep,
         again=tuple(sorted(chosen.again)),
@@ -176,7 +174,7 @@ def _plan(
         predicted_peak_bytes=checked.peak_bytes,
         plain_peak_bytes=plain.peak_bytes,
         peak_at=describe_place(problem, checked.peak_at),
-        predicted_step_s=checked.step_s + recording_s,
+        predicted_step_s=checked.step_s,
         plain_step_s=problem.trace.step_s,
         bound_step_s=min(bound.step_s, checked.step_s),
         solver=chosen.solver,
@@ -191,7 +189,7 @@ def _plan(
         compress=tuple(j for j in checked.written_by if problem.packed[j]),
         link=problem.link,
         packings=problem.packings,
-        recording_s=recording_s,
+        recording_s=checked.recording_s,
         waited_s=checked.waited_s,
     )
 

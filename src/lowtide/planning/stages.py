@@ -26,7 +26,7 @@ Replay = Callable[[int, int], int]
 class Stages:
     """The programme. For each stage a variable for each value ("it is there when the stage begins") and two for each
     op ("it is replayed in it", "it is replayed at all from there on": or half a replay in each of two stages would be
-    taken for a whole one); and one, for all stages, for each op whose values may wait elsewhere."""
+    taken for a whole one); and one, for all stages, for each op whose values may wait elsewhere and each stretch."""
 
     def __init__(self, model: Formulation, budget_bytes: int, forward: Iterable[Place], cuts: Sequence[int]) -> None:
         problem = model.problem
@@ -40,7 +40,10 @@ class Stages:
         self._width = len(self._values) + 2 * len(self._ops)
         movable = [j for j in self._ops if problem.offloadable[j]]
         self._away_column = {j: self._width * len(self._starts) + c for c, j in enumerate(movable)}
-        self._count = self._width * len(self._starts) + len(movable)
+        after = self._width * len(self._starts) + len(movable)
+        stretches = dict.fromkeys(problem.stretch[j] for j in self._ops)
+        self._seen_column = {stretch: after + c for c, stretch in enumerate(stretches)}
+        self._count = after + len(stretches)
         self._rows = Rows()
         for stage in range(len(self._starts)):
             last = stage + 1 == len(self._starts)
@@ -55,6 +58,7 @@ class Stages:
                 self._fits(stage)
         for place in (*forward, Place("ask", 0)):
             self._fits_at(place)
+        self._noted()
 
     def least_s(self, until: float, *, whole: bool = False) -> float | None:
         """The least extra time, as far as it is proved until then; None if nothing fits.
@@ -77,6 +81,8 @@ class Stages:
                 upper[self._replay(stage, j)] = upper[self._ever(stage, j)] = not problem.pinned[j]
         for j, column in self._away_column.items():
             cost[column] = model.elsewhere_s(j) / model.time_unit
+        for stretch, column in self._seen_column.items():
+            cost[column] = problem.seeing_s[stretch] / model.time_unit
         left_s = until - time.monotonic()
         return milp(
             cost,
@@ -130,6 +136,13 @@ class Stages:
         for j in self._ops:
             stages = {self._replay(later, j): 1.0 for later in range(stage, len(self._starts))}
             self._rows.add(stages | {self._ever(stage, j): -1.0}, 0.0, np.inf)
+
+    def _noted(self) -> None:
+        """What is replayed at all, or waits elsewhere, is in a stretch that is seen."""
+        for j in self._ops:
+            seen = {self._seen_column[self._model.problem.stretch[j]]: 1.0}
+            away = {self._away_column[j]: -1.0} if j in self._away_column else {}
+            self._rows.add(seen | {self._ever(0, j): -1.0} | away, 0.0, np.inf)
 
     def _passed_on(self, stage: int) -> None:
         """What the next stage begins with this one had."""

@@ -78,7 +78,7 @@ class Report:
     @property
     def predicted_step_s(self) -> float:
         """Of this trace under the plan."""
-        return self.timeline.simulation.step_s + self.plan.recording_s
+        return self.timeline.simulation.step_s
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
