@@ -26,15 +26,21 @@ def timed_call(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     runs, best = _measured.get(signature, _UNKNOWN)
     if runs >= _RUNS:
         return facts.call(*args, **kwargs), best, True
-    _synchronize(args)
-    start = time.perf_counter()
-    out = facts.call(*args, **kwargs)
-    _synchronize(args)
-    best = min(best, (time.perf_counter() - start) * 1e6)
+    out, cost_us = timed(facts, args, kwargs)
+    best = min(best, cost_us)
     if len(_measured) >= _MOST_SIGNATURES:
         _measured.clear()
     _measured[signature] = (runs + 1, best)
     return out, best, False
+
+
+def timed(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
+    """Run the op: its result, and the microseconds that it took this time."""
+    _synchronize(args)
+    start = time.perf_counter()
+    out = facts.call(*args, **kwargs)
+    _synchronize(args)
+    return out, (time.perf_counter() - start) * 1e6
 
 
 def settled_cost(facts: OpFacts, args: tuple[Any, ...]) -> float | None:

@@ -123,6 +123,9 @@ class Room:
         self.after(out, noted)
         return out
 
+    def passes(self) -> None:
+        """A view goes by: it takes no memory."""
+
     # -- values ---------------------------------------------------------------------------------------
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..codecs import Chooser
 from ..stores import Store
 from .budgeting import BudgetedRecorder
 from .calibration import calibration
+from .costs import timed
 from .effects import FACTS, OpFacts, facts_of
 from .overwriting import Written
 from .recorder import Fresh
@@ -25,6 +27,8 @@ from .replay import Handle
 from .room import Room
 from .torch_private import graph_task, never_compile, new_alias, running_node_number, storage_key
 from .values import Kept, Recipe, Ref, Tensor, Value
+
+_LONGEST_PAUSE_S = 0.002
 
 
 class _Value:
@@ -66,8 +70,29 @@ class Profile:
         self._latest: dict[int, int] = {}  # storage number: the value it has now
         self.views = 0  # ops of forward that made no value
         self._calibration = calibration()  # not in backward, where nothing is recorded
-        self._started = time.perf_counter()
-        self._ended = self._started
+        self._ended = time.perf_counter()
+        self.watching_s: list[float] = []  # by ask: what watching backward has taken
+        self._left: float | None = None  # when forward was last left alone
+        self._between_s = 0.0  # what forward took between the ops
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def back(self) -> None:
+        """Forward comes to us, for an op or with a tensor to save: what it did since it was left alone is its own."""
+        if self._left is not None:
+            since = time.perf_counter() - self._left
+            if since < _LONGEST_PAUSE_S:  # else it waited for something else
+                self._between_s += max(0.0, since - self._calibration.view_s)
+        self._left = None
+
+    def leave(self) -> None:
+        """Forward is left alone."""
+        self._left = time.perf_counter()
+
+    def watched(self, seconds: float) -> None:
+        """An op of backward was watched, which took so long beside it."""
+        if self.watching_s:
+            self.watching_s[-1] += seconds + self._calibration.view_s
 
     # -- forward --------------------------------------------------------------------------------------
 
@@ -125,6 +150,7 @@ class Profile:
         """Backward has asked for a value, and has it now."""
         self.asks.append((self._id_of(value), running_node_number()))
         self.ask_others.append(0)
+        self.watching_s.append(0.0)
         self.ask_times.append((since, time.perf_counter()))
         self.moment(live_bytes)
 
@@ -147,12 +173,13 @@ class Profile:
             if node != previous:
                 previous, number = node, number + 1
             until = self.ask_times[k + 1][0] if k + 1 < len(self.asks) else self._ended
-            asks.append(records.Ask(value, number, self.ask_others[k], max(0.0, until - self.ask_times[k][1])))
+            time_s = max(0.0, until - self.ask_times[k][1] - self.watching_s[k])
+            asks.append(records.Ask(value, number, self.ask_others[k], time_s))
         ops = tuple(
-            records.Op(op.name, op.module, op.time_s, op.inputs, op.outputs, op.pinned, other, op.writes)
-            for op, other in zip(self.ops, self.others, strict=True)
+            records.Op(op.name, op.module, time_s, op.inputs, op.outputs, op.pinned, other, op.writes)
+            for op, time_s, other in zip(self.ops, self._usual_times(), self.others, strict=True)
         )
-        step_s = sum(op.time_s for op in ops) + sum(ask.time_s for ask in asks)
+        step_s = sum(op.time_s for op in ops) + self._between_s + sum(ask.time_s for ask in asks)
         asked = {value for value, _ in self.asks}
         return records.Trace(
             records.TRACE_VERSION,
@@ -166,6 +193,17 @@ class Profile:
             recording_s=len(ops) * self._calibration.op_s + self.views * self._calibration.view_s,
             replay_s=self._calibration.replay_s,
         )
+
+    def _usual_times(self) -> list[float]:
+        """By op: of ops alike, what the one in the middle took."""
+        alike: dict[Any, list[float]] = {}
+        keys = []
+        for op in self.ops:
+            sizes = [tuple(self.values[v].nbytes for v in some) for some in (op.inputs, op.outputs)]
+            keys.append((op.name, *sizes))
+            alike.setdefault(keys[-1], []).append(op.time_s)
+        usual = {key: median(times) for key, times in alike.items()}
+        return [usual[key] for key in keys]
 
     # -- bookkeeping ----------------------------------------------------------------------------------
 
@@ -227,6 +265,21 @@ class ProfilingRoom(Room):
         if not self._answering:
             self.profile.moment(self.ledger.live_bytes)
 
+    def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], strictly: bool = True) -> Any:
+        """Run an op of backward, and know what watching it took."""
+        start = time.perf_counter()
+        noted = self.before(facts, args, kwargs, strictly)
+        called = time.perf_counter()
+        out = facts.call(*args, **kwargs)
+        returned = time.perf_counter()
+        self.after(out, noted)
+        self.profile.watched(called - start + time.perf_counter() - returned)
+        return out
+
+    def passes(self) -> None:
+        """A view goes by."""
+        self.profile.watched(0.0)
+
     def own(self, value: Value, tensor: Tensor) -> None:
         """A value has been made again."""
         self.profile.remade(tensor)
@@ -252,9 +305,19 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if (FACTS.get(id(func)) or facts_of(func)).views and graph_task() == -1:
-            self.room.profile.views += 1
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        if graph_task() != -1:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        profile = self.room.profile
+        profile.back()
+        try:
+            profile.views += (FACTS.get(id(func)) or facts_of(func)).views
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            profile.leave()
+
+    def _timed(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
+        """Run an op; each is timed, not only the first of those alike."""
+        return timed(facts, args, kwargs)
 
     def _made(
         self,
@@ -290,6 +353,13 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
 
     def pack(self, tensor: Tensor) -> Handle | Kept:
         """The handle that autograd gets; also for values that cannot be made again, to see when they are asked for."""
+        self.room.profile.back()
+        try:
+            return self._packed(tensor)
+        finally:
+            self.room.profile.leave()
+
+    def _packed(self, tensor: Tensor) -> Handle | Kept:
         storage, value = self._known(tensor)
         if value is None or storage is None or value.origin is None:
             return super().pack(tensor)
@@ -310,3 +380,4 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
 
 
 never_compile(TracingRecorder.__torch_dispatch__)
+never_compile(TracingRecorder.pack)

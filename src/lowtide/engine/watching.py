@@ -43,6 +43,9 @@ class MakesRoom(Protocol):
     def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op."""
 
+    def passes(self) -> None:
+        """A view goes by."""
+
     def clear(self, nbytes: int, what: str, strictly: bool = True) -> None:
         """Make room."""
 
@@ -74,6 +77,7 @@ class Watch(EngineMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         facts = FACTS.get(id(func)) or facts_of(func)
         if facts.views:
+            self.room.passes()
             return facts.call(*args, **(kwargs or {}))
         return self.room.run(facts, args, kwargs or {})
 
