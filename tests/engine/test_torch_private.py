@@ -225,3 +225,61 @@ def test_put_back_hook() -> None:
     torch.nn.Identity()(1)
     assert calls == ["Identity", "Fails"]
     assert handle.id == number
+
+
+class Idle(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_laid_down_and_taken_up_beneath_another() -> None:
+    with Idle() as first:
+        assert p.lay_down_mode(Idle()) is None
+        depth = p.lay_down_mode(first)
+        assert depth == 0
+        assert p.innermost_mode() is None
+        second = Idle()
+        second.__enter__()
+        p.take_up_mode(first, depth)
+        assert p.innermost_mode() is second
+        second.__exit__(None, None, None)
+        assert p.innermost_mode() is first
+    assert p.innermost_mode() is None
+
+
+def test_hooks_laid_down_and_taken_up_beneath_others() -> None:
+    pack, other, same = (lambda t: t), (lambda t: t), (lambda t: t)
+    with torch.autograd.graph.saved_tensors_hooks(pack, same):
+        assert p.lay_down_hooks(other) is None
+        laid_down = p.lay_down_hooks(pack)
+        assert laid_down is not None
+        assert p.saving_hooks() is None
+        with torch.autograd.graph.saved_tensors_hooks(other, same):
+            assert p.take_up_hooks(*laid_down)
+            assert p.saving_hooks()[0] is other
+        assert p.saving_hooks()[0] is pack
+        laid_down = p.lay_down_hooks(pack)
+        assert laid_down is not None
+        with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+            assert not p.take_up_hooks(*laid_down)
+        assert p.take_up_hooks(*laid_down)
+    assert p.saving_hooks() is None
+
+
+def test_is_compiled() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert not p.is_compiled(module)
+    assert p.is_compiled(torch.compile(module, backend="eager"))
+    module.compile(backend="eager")
+    assert p.is_compiled(module)
+
+
+def test_hidden_views_share_memory() -> None:
+    x = torch.randn(4, 4)
+    for made in (
+        torch.ops.aten._unsafe_view(x, (16,)),
+        *torch.ops.aten.unsafe_split.Tensor(x, 2),
+        *torch.ops.aten.unsafe_split_with_sizes(x, [1, 3]),
+        *torch.ops.aten.unsafe_chunk(x, 2),
+    ):
+        assert made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()

@@ -16,6 +16,6 @@ needs are replayed. User code never runs twice. The rules, cited by number where
 10. Verified recipes: an op that does not reproduce bit for bit is pinned and named.          (verification)
 11. Changed sources are an error, never a wrong gradient.                                     (values)
 12. Collectives, and anything with an outside effect, are never replayed.                     (effects)
-13. A step that differs from its plan is still right: the rest is recorded under the online budget.  (planned)
+13. A step that differs from its plan is still right: the rest is recorded under the online budget. (planned, attention)
 14. Foreign tensors (wrapper subclasses, sparse, nested) pass through, kept and counted.      (recorder)
 """

@@ -2,8 +2,8 @@
 
 Ops are matched by number and name. At the first difference the rest of the step is recorded under the online
 budget instead: still exact, still within the limit as far as what was already kept allows. Following a plan makes
-no room and looks at no bytes, so it costs no more than a rule. A gauge, where there is one, measures the peak; a
-ferry, where values wait elsewhere, takes them there and back.
+no room and looks at no bytes, so it costs no more than a rule, and nothing where `attention` has it sleep. A gauge,
+where there is one, measures the peak; a ferry, where values wait elsewhere, takes them there and back.
 """
 
 from __future__ import annotations
