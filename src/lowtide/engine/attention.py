@@ -69,15 +69,21 @@ class Learner(Whereabouts):
         super().enter(module)
         self._begins.append((id(module) if part else type(module), self.place, self._tape.ops))
         if self._compiled or is_compiled(module):
-            self._compiled += 1  # compiled again where modes and hooks are others
-            self.must_record()
-            self.must_save()
+            self._compiled += 1
+            self._must_not_change()
 
     def leave(self) -> None:
         """A module's forward ends."""
         super().leave()
-        self._compiled = max(0, self._compiled - 1)
         self._begins.append((None, self.place, self._tape.ops))
+        self._compiled = max(0, self._compiled - 1)
+        if self._compiled:
+            self._must_not_change()
+
+    def _must_not_change(self) -> None:
+        """Code is compiled again where modes and hooks are others."""
+        self.must_record()
+        self.must_save()
 
     def must_record(self) -> None:
         """Something happens here that has to be seen."""

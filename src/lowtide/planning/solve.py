@@ -29,7 +29,7 @@ from .rotor import solve_rotor
 from .simulator import Simulator, simulate
 from .smallest import smallest
 
-_GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.002, 0.03
+_GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
 _WORTH_PROVING, _PROOF_SHARE = 0.005, 0.04
 """Share of a plain step above the bound from which on a better bound is worth this share of the time."""
