@@ -35,7 +35,7 @@ from .test_fuzz import EXAMPLES, assert_same, run
 modes = st.sampled_from(["after", "twice", "double"])
 REFUSALS = (RuntimeError, IndexError, TypeError, ValueError, AttributeError)
 FUZZ = settings(
-    max_examples=EXAMPLES // 2,
+    max_examples=EXAMPLES // 4,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize="LOWTIDE_FUZZ_EXAMPLES" not in os.environ,

@@ -170,6 +170,24 @@ class Attention(Whereabouts):
         if self._stretches is None or not self._goes_on(None):
             super().leave()
 
+    def see_all(self) -> None:
+        """Be awake from now on, and know by itself which modules are running."""
+        stretches, self._stretches = self._stretches, None
+        if stretches is None:
+            return
+        self._wake()
+        root = self._root() if self._root is not None else None
+        if root is not None:
+            self._map = self._map_of(root)
+        here = stretches[0].place
+        for stretch in stretches[1 : self._at + 1]:
+            if stretch.module is not None:
+                self._stack.append(here)
+            elif self._stack:
+                self._stack.pop()
+            here = stretch.place
+        self.place = here
+
     def ended(self) -> None:
         """The scope ends."""
         self._wake()
@@ -181,12 +199,12 @@ class Attention(Whereabouts):
         assert stretches is not None
         at = self._at + 1
         if at == len(stretches):  # beyond what is planned, all is kept
-            self._see_all(stretches)
+            self.see_all()
             return False
         stretch = stretches[at]
         alike = module is None if stretch.module is None else stretch.module in (id(module), type(module))
         if not alike or (self._sees and self._tape.ops != stretch.first_op):
-            self._see_all(stretches)
+            self.see_all()
             if self._recorder is not None:
                 self._recorder.lost()
             return False
@@ -252,19 +270,3 @@ class Attention(Whereabouts):
                 self._look()
             if not self._saves:
                 self._take_up_hooks()
-
-    def _see_all(self, stretches: tuple[Stretch, ...]) -> None:
-        """Be awake from now on, and know by itself which modules are running."""
-        self._wake()
-        self._stretches = None
-        root = self._root() if self._root is not None else None
-        if root is not None:
-            self._map = self._map_of(root)
-        here = stretches[0].place
-        for stretch in stretches[1 : self._at + 1]:
-            if stretch.module is None:
-                self._stack.pop()
-            else:
-                self._stack.append(here)
-            here = stretch.place
-        self.place = here

@@ -199,6 +199,8 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
 
     def _leave_the_plan(self, number: int) -> None:
         self.differs_at = number
+        if self._attention is not None:
+            self._attention.see_all()
         self.room.strict = not self.sleeps  # what was saved unseen cannot be evicted, and is no reason to stop
         self.tape.room = self.room
         self.tape.lock = self.room.lock
