@@ -124,7 +124,15 @@ def test_processes_that_it_starts(tmp_path: Path) -> None:
 def test_an_interrupt_from_outside(tmp_path: Path) -> None:
     script = written(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(60)")
     command = [*LOWTIDE, "--budget", "1GiB", str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as child:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        # A shell that runs the tests in the background has its children ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         time.sleep(0.1)
