@@ -257,7 +257,7 @@ class Attention(Whereabouts):
         """Note at which versions rewritten memory is; whether all of it can be asked."""
         while self._unsettled:
             value, tensor = self._unsettled[-1][0](), self._unsettled[-1][1]()
-            if value is not None:
+            if value is not None and value.tensor is None:  # else it is held by now, or a copy of it
                 if tensor is None:
                     return False
                 value.version = version_if_counted(tensor)
