@@ -220,6 +220,7 @@ INPLACE_BINARY: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "addcmul_": lambda a, b: a.addcmul_(b, b),
     "out": lambda a, b: torch.mul(b.detach(), 2, out=a) if not a.requires_grad else None,
     "foreach": lambda a, b: torch._foreach_add_([a, a.detach().clone()], 1.0),
+    "foreach_mul": lambda a, b: torch._foreach_mul_([a, a.detach().clone()], 1.5),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any
 
@@ -283,3 +284,24 @@ def test_hidden_views_share_memory() -> None:
         *torch.ops.aten.unsafe_chunk(x, 2),
     ):
         assert made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def test_kernels_called_from_a_mode_count_what_they_write_as_often_as_without_one() -> None:
+    class Through(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return p.kernel_of(func)(*args, **(kwargs or {}))
+
+    def versions(scope: Any) -> list[int]:
+        a, b = torch.rand(2, 3), torch.rand(2, 3)
+        with scope:
+            a.add_(1)
+            torch._foreach_add_([a, b], 1.0)
+            torch.unbind_copy(torch.zeros(2, 2, 3), out=(a, b))
+            torch.mul(a, 2, out=b)
+            torch._fused_sgd_(
+                [a], [b], [torch.zeros(2, 3)], weight_decay=0.0, momentum=0.9, lr=0.1, dampening=0.0,
+                nesterov=False, maximize=False, is_first_step=False,
+            )  # fmt: skip
+        return [a._version, b._version]
+
+    assert versions(Through()) == versions(contextlib.nullcontext())

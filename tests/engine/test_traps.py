@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide
 from lowtide.engine.effects import facts_of
+from lowtide.profiling.meter import PeakMeter
 
 NONE = lowtide.KeepNone()
 aten = torch.ops.aten
@@ -513,3 +514,60 @@ def test_random_ops_on_the_meta_device_draw_nothing() -> None:
         out = F.dropout(layer(torch.ones(2, 4, device="meta")), 0.5)
     assert out.is_meta
     assert torch.equal(torch.get_rng_state(), before)
+
+
+WRITTEN_LISTS = {
+    "_foreach_mul_": lambda view, other: torch._foreach_mul_([view, other], 3.0),
+    "_foreach_exp_": lambda view, other: torch._foreach_exp_([other, view]),
+    "_foreach_addcmul_": lambda view, other: torch._foreach_addcmul_([view], [other], [view.detach().clone()]),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_LISTS)
+@pytest.mark.parametrize("view", [lambda y: y.transpose(0, 1), lambda y: y[:, :3], lambda y: y])
+@pytest.mark.parametrize(
+    "scope",
+    [
+        lambda: lowtide.saving(lowtide.KeepAll()),
+        lambda: lowtide.saving(NONE),
+        lambda: lowtide.saving(NONE, verify=True),
+        lambda: lowtide.budget("1 MiB"),
+        PeakMeter,
+    ],
+    ids=["all", "none", "verified", "budget", "meter"],
+)
+def test_a_list_of_tensors_written_in_place_counts_as_written(name: str, view: Any, scope: Any) -> None:
+    """Under a dispatch mode torch loses count of these writes, and autograd then goes by the graph before the write."""
+
+    def step(around: Any) -> tuple[torch.Tensor, int]:
+        torch.manual_seed(0)
+        x = torch.randn(4, 4, requires_grad=True)
+        with around:
+            y = x.sin()
+            viewed = view(y)
+            WRITTEN_LISTS[name](viewed, x.cos()[:, : viewed.shape[1]])
+            loss = (viewed.sin() * y.sum()).sum()
+        loss.backward()
+        assert x.grad is not None
+        return x.grad, y._version
+
+    grad, version = step(contextlib.nullcontext())
+    ours, our_version = step(scope())
+    assert torch.equal(ours, grad)
+    assert our_version == version
+
+
+@pytest.mark.parametrize("scope", [lambda: lowtide.saving(NONE), PeakMeter])
+def test_a_saved_tensor_in_a_list_written_in_place_is_an_error_as_in_plain_torch(scope: Any) -> None:
+    def step(around: Any) -> None:
+        weight = torch.randn(4, requires_grad=True)
+        with around:
+            x = torch.randn(4)
+            loss = (weight * x).sum()
+            torch._foreach_add_([x], 1.0)
+            loss.backward()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step(contextlib.nullcontext())
+    with pytest.raises((RuntimeError, lowtide.LowtideError)):
+        step(scope())

@@ -79,7 +79,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if facts.views:
             return facts.call(*args, **kwargs)
         if graph_task() != -1:
-            return self._in_backward(func, facts, args, kwargs)
+            return self._in_backward(facts, args, kwargs)
         draw = None
         writes: tuple[Written, ...] = ()
         if not facts.simple:
@@ -89,10 +89,10 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
                 draw = randomness.note(args, kwargs)
             if facts.rebinds:
                 self._forget(facts, args, kwargs)
-                return func(*args, **kwargs)
+                return facts.call(*args, **kwargs)
             if facts.writes_now(args):
                 if any(self._storage(t) is None for t in overwriting.written_by(facts, args, kwargs)):
-                    return func(*args, **kwargs)
+                    return facts.call(*args, **kwargs)
                 writes = overwriting.prepare(self.table, self.tape, facts, args, kwargs)
                 if self.verifier is not None:
                     self.verifier.before_write(writes)
@@ -118,11 +118,11 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         self._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
         return out
 
-    def _in_backward(self, func: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _in_backward(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op of a backward pass: gradients are not ours to remake. What it overwrites is unknown now."""
         if facts.writes:
             self._forget(facts, args, kwargs)
-        return func(*args, **kwargs)
+        return facts.call(*args, **kwargs)
 
     def _compiled_region(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A region compiled by inductor, with `wrap_inductor_compiled_regions`: one op to us."""

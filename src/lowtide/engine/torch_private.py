@@ -243,7 +243,27 @@ def never_compile(function: Any) -> None:
 def kernel_of(func: Any) -> Callable[..., Any]:
     """What calling an op calls; a Python frame less, where it is called for every op of a model."""
     kernel: Callable[..., Any] = getattr(func, "_op", func)  # higher-order ops have none
-    return kernel
+    if not _loses_count(func):
+        return kernel
+
+    @functools.wraps(kernel)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._SetExcludeDispatchKeyGuard(_ADINPLACE, False):
+            return kernel(*args, **kwargs)
+
+    return counted
+
+
+def _loses_count(func: Any) -> bool:
+    """Whether what this op writes would not count as written (`_version`) when it is called from a dispatch mode.
+
+    Most ops that write count it in a layer above modes. `_foreach_add_` and others that write lists leave it to the
+    ops that they consist of, for which a mode switches that layer off. Autograd, which goes by the count, would then
+    take a view that such an op has written for what it was before: a wrong gradient, without an error.
+    """
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+        return False
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "ADInplaceOrView")
 
 
 def put_back_hook(handle: Any, hook: Callable[..., Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ..engine.effects import facts_of
 from ..engine.ledger import Ledger
 from ..engine.modes import EngineMode
 from ..engine.torch_private import never_compile
@@ -47,7 +48,7 @@ class PeakMeter(EngineMode):  # type: ignore[no-untyped-call]
         return self._ledger.peak_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = facts_of(func).call(*args, **(kwargs or {}))
         if type(out) is torch.Tensor:
             self._ledger.see(out)
         else:
