@@ -52,6 +52,15 @@ COPIED_BEFORE_IT_SLEPT = [
 ]
 
 
+# A formula that a mode would change, with values that were saved while the recorder slept, in a step that left its plan.
+SENSITIVE_AND_UNSEEN = [
+    *[Instruction("unary", "sin", 0, 0)] * 5,
+    Instruction("unary", "complex", 0, 0),
+    Instruction("reduce", "prod", 0, 0),
+    *[Instruction("unary", "sin", 0, 0)] * 2,
+]
+
+
 class Naming(PlannedRecorder):  # type: ignore[no-untyped-call]
     """Notes the names of the ops that a recorder numbers."""
 
@@ -116,6 +125,7 @@ def test_random_programs_are_exact_asleep(program: list[Instruction], mode: str,
     st.sampled_from([50, 80]),
     st.lists(st.tuples(st.integers(1, 23), instructions), min_size=1, max_size=3),
 )
+@example(SENSITIVE_AND_UNSEEN, "after", 0, 50, [(7, Instruction("unary", "exp", 0, 0))])
 def test_another_program_than_the_one_learnt(
     program: list[Instruction], mode: str, salt: int, share: int, changes: list[tuple[int, Instruction]]
 ) -> None:

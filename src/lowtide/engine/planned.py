@@ -205,7 +205,7 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         self.tape.room = self.room
         self.tape.lock = self.room.lock
         LEDGER.see_everything()
-        watching.begin(self.room)
+        watching.begin(self.room, slept=self.sleeps)
         self.use(self.policy)
 
     def pack(self, tensor: Tensor) -> Handle | Kept:

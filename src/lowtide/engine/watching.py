@@ -88,8 +88,9 @@ never_compile(Watch.__torch_dispatch__)
 class Span:
     """The backward nodes that were made while a scope was open, by their numbers."""
 
-    def __init__(self, room: Room | None) -> None:
+    def __init__(self, room: Room | None, slept: bool = False) -> None:
         self.room = room
+        self.slept = slept  # some of what its nodes will need was saved unseen
         self.thread = threading.get_ident()
         self.first = next_node_number()
         self.end: int | None = None  # None: the scope is open
@@ -103,9 +104,12 @@ _spans: list[Span] = []
 _undo: list[Callable[[], None]] = []
 
 
-def begin(room: Room) -> None:
-    """Watch the backward passes through what this thread records from now on."""
-    _spans.append(Span(room))
+def begin(room: Room, *, slept: bool = False) -> None:
+    """Watch the backward passes through what this thread records from now on.
+
+    `slept`: nodes of this step may have been made unseen before, which then ask us for nothing.
+    """
+    _spans.append(Span(room, slept))
     if not _undo:
         _undo.append(wrap_backward(_watched))
 
@@ -165,10 +169,30 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
         if makes_graph((roots, *args)):
             # The nodes that this pass makes ask us for nothing, so we could not step aside for their formulas.
             _spans.clear()
+        unasked = any(span.slept for span in _spans)
+        hooks = [node.register_prehook(_step_aside) for node in _sensitive_nodes(roots)] if unasked else []
         try:
             with Watch(room):
                 return original(roots, *args, **kwargs)
         finally:
+            for hook in hooks:
+                hook.remove()
             end_if_done()
 
     return run
+
+
+def _sensitive_nodes(roots: Iterable[Tensor]) -> list[Any]:
+    """The nodes of a backward pass from these roots whose formulas a mode would change."""
+    seen: set[Any] = set()
+    pending: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending.extend(following for following, _ in node.next_functions if following is not None)
+    return [node for node in seen if is_sensitive(node.name())]
+
+
+def _step_aside(gradients: Any) -> None:
+    step_aside()
