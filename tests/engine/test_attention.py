@@ -52,7 +52,7 @@ COPIED_BEFORE_IT_SLEPT = [
 ]
 
 
-# A formula that a mode would change, with values that were saved while the recorder slept, in a step that left its plan.
+# A formula that a mode would change, with values saved while the recorder slept, in a step that left its plan.
 SENSITIVE_AND_UNSEEN = [
     *[Instruction("unary", "sin", 0, 0)] * 5,
     Instruction("unary", "complex", 0, 0),

@@ -68,6 +68,8 @@ def solve_chain(
         other = fitting(simulator, found, budget_bytes, solver, deadline)
         if other is not None and (best is None or other.extra_s < best.extra_s):
             best = other
+        if found.optimal and ties is None and not held:
+            break  # no other attempt could be better by more than the gap
     return best
 
 

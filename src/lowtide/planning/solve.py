@@ -34,9 +34,11 @@ _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 _WORTH_PROVING, _PROOF_SHARE = 0.005, 0.04
 """Share of a plain step above the bound from which on a better bound is worth this share of the time."""
 _FAR, _ANNEALING_SHARE = 0.04, 0.1
-"""The same for changing the plan at random."""
+"""The same for searching on after all, and for changing the plan at random."""
 _CAUTION = 200
 """The smallest budget is named with 1/200 more."""
+_PATIENCE_S, _PATIENCE_S_AN_OP = 0.8, 0.006
+"""How long a better plan is looked for where there is one that is not far above the bound."""
 _PLAIN_OPS = 2500
 """Ops up to which the programme without ties is tried."""
 
@@ -75,7 +77,11 @@ def solve(
     if bound.impossible:
         say("no schedule fits: looking for the smallest budget that works")
     else:
-        best = _search(simulator, wanted_bytes, bound, started, deadline_s, say)
+        patience_s = min(deadline_s, _PATIENCE_S + _PATIENCE_S_AN_OP * simulator.problem.n_ops)
+        best = _search(simulator, wanted_bytes, bound, patience_s, say)
+        if patience_s < deadline_s and (best is None or _is_far(best, bound, trace)):
+            again = _search(simulator, wanted_bytes, bound, deadline_s - patience_s, say)
+            best = min((c for c in (best, again) if c is not None), key=lambda c: c.extra_s, default=None)
     if best is None:
         # The alternative is an error: take the time that it takes to be sure.
         deadline = time.monotonic() + 1.5 * deadline_s
@@ -83,7 +89,7 @@ def solve(
         if least.peak_bytes > budget_bytes:
             raise _budget_error(simulator, least, budget_bytes)
         best = improve(simulator, least, budget_bytes, deadline=time.monotonic() + 0.2 * deadline_s)
-    if best.simulation.step_s - bound.step_s > _FAR * trace.step_s:
+    if _is_far(best, bound, trace):
         say("far above the bound: changing the plan at random")
         room_bytes = max(wanted_bytes, best.peak_bytes)
         best = anneal(simulator, best, room_bytes, deadline=time.monotonic() + _ANNEALING_SHARE * deadline_s)
@@ -95,10 +101,15 @@ def solve(
     return _plan(simulator, best, plain, bound, budget_bytes, started)
 
 
+def _is_far(found: Candidate, bound: Bound, trace: Trace) -> bool:
+    return found.simulation.step_s - bound.step_s > _FAR * trace.step_s
+
+
 def _search(
-    simulator: Simulator, budget_bytes: int, bound: Bound, started: float, deadline_s: float, say: Progress
+    simulator: Simulator, budget_bytes: int, bound: Bound, patience_s: float, say: Progress
 ) -> Candidate | None:
     """The best plan of all solvers, in order of their price, until one is good enough or time is up."""
+    started = time.monotonic()
     trace = simulator.problem.trace
     plain_s = max(trace.step_s, 1e-12)
     best: Candidate | None = None
@@ -121,7 +132,7 @@ def _search(
     chained = solve_chain(
         simulator,
         budget_bytes,
-        deadline=started + 0.5 * deadline_s,
+        deadline=started + 0.8 * patience_s,
         relative_gap=gap,
         good_enough_s=enough_s,
     )
@@ -129,14 +140,14 @@ def _search(
     if chained is None or not good_enough():
         # Quick schemes; what is dear about them is only worth it where the programme found nothing.
         share = 0.2 if chained is None else 0.05
-        consider(solve_greedy(simulator, budget_bytes, deadline=time.monotonic() + share * deadline_s))
+        consider(solve_greedy(simulator, budget_bytes, deadline=time.monotonic() + share * patience_s))
         if not good_enough():  # where memory is short, blocks have to be replayed more than once
             consider(solve_rotor(simulator, budget_bytes))
     tied = chained is None or "tied" in chained.solver
     if tied and simulator.problem.n_ops <= _PLAIN_OPS and not good_enough():
-        consider(_untied(simulator, budget_bytes, best, gap, started + 0.7 * deadline_s))
+        consider(_untied(simulator, budget_bytes, best, gap, started + patience_s))
     if best is not None and not good_enough():
-        consider(improve(simulator, best, budget_bytes, deadline=time.monotonic() + 0.1 * deadline_s))
+        consider(improve(simulator, best, budget_bytes, deadline=time.monotonic() + 0.1 * patience_s))
     return best
 
 
