@@ -14,6 +14,7 @@ from lowtide.fitting import registry
 from lowtide.fitting.fitted import Fitted
 from lowtide.fitting.solving import link_to
 from lowtide.planning import solve
+from lowtide.profiling.packings import packings_for
 from lowtide.stores.names import resolve
 
 from .contract import Budgeted, NotApplicableError, Variant
@@ -46,7 +47,7 @@ def asked_bytes(bench: Bench, rung: str) -> int:
 
 def _smallest(bench: Bench) -> int:
     try:
-        solve(bench.trace(), 1)
+        solve(bench.trace(), 1, packings=packings_for(bench.trace(), "exact"))
     except lowtide.BudgetError as error:
         if error.smallest_bytes is None:
             raise
@@ -201,14 +202,15 @@ class Planned(WithinRung):
     def _made_plan(self, bench: Bench) -> lowtide.Plan:
         limit = self._limit_bytes
         trace, link = bench.trace(), link_to(resolve(self.stores))
+        packings = packings_for(trace, "exact")  # what is allowed if nobody says otherwise
         try:
-            return solve(trace, limit, link=link, leave_free_bytes=limit // CAUTION)
+            return solve(trace, limit, link=link, packings=packings, leave_free_bytes=limit // CAUTION)
         except lowtide.BudgetError as error:
             if self.rung != SMALLEST:
                 raise NotApplicableError(str(error).partition(": ")[2].partition(" (")[0]) from error
             # What lives beside the model has changed by some bytes.
             self._limit_bytes = error.smallest_bytes or 0
-            return solve(trace, self._limit_bytes, link=link)
+            return solve(trace, self._limit_bytes, link=link, packings=packings)
 
 
 class PlannedWithDisk(Planned):

@@ -64,10 +64,10 @@ def fit(
     `budget` is the plan's unless given. `cache` is a directory in which plans are kept for the next run of the same
     model, shapes and budget, which then starts with them. `verify` replays each op once in the profiled step and
     pins those that do not reproduce. With `stores=("disk",)` a plan may also let values wait on a disk between forward
-    and backward, where that is quicker than making them again. By `codecs` a plan may hold values packed (those whose
-    size does not depend on the content: bool masks, and the lossy ones, which are used only where they are named), and
-    steps without a plan use all of them (see `lowtide.budget`). Unless a lossy codec is named, gradients are bit-equal
-    to those without lowtide.
+    and backward, where that is quicker than making them again. By `codecs` a plan may hold values packed whose size is
+    then known beforehand (bools and dropout masks at a bit an element; the lossy codecs, which are used only where they
+    are named), and steps without a plan use all of them (see `lowtide.budget`). Unless a lossy codec is named,
+    gradients are bit-equal to those without lowtide.
 
     >>> import torch, lowtide
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))

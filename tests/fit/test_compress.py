@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide._plan import profile
 from lowtide.codecs import CODECS
 from lowtide.engine.room import LEDGER
 from lowtide.planning import Packing
 from lowtide.profiling import packings
+from lowtide.trace import Trace
 
 from ..engine import deep
 from ..engine.steps import assert_close, assert_equal, run_step
@@ -43,8 +45,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Codecs are taken to be quicker than any op, so that plans use them."""
     measure = packings.measure_packing
 
-    def at_once(*args: Any) -> Packing | None:
-        packing = measure(*args)
+    def at_once(*args: Any, **kwargs: Any) -> Packing | None:
+        packing = measure(*args, **kwargs)
         if packing is None:
             return None
         return replace(packing, pack_s=0.0, pack_s_per_byte=1e-13, unpack_s=0.0, unpack_s_per_byte=1e-13)
@@ -71,6 +73,109 @@ def test_masks_are_packed_and_nothing_is_lost(quick: None) -> None:
     assert "compressed" in str(scope)
     assert "compress" in str(report.plan)
     assert "compressed" in str(report.details())
+    lowtide.unfit(model)
+
+
+class Dropping(nn.Module):
+    """Layers with dropout, of which autograd saves the scaled masks, in place and not."""
+
+    def __init__(self, layers: int = 4, size: int = 256) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(size, size) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for k, layer in enumerate(self.layers):
+            x = nn.functional.dropout(layer(x).sin(), 0.1 + 0.2 * k, inplace=k % 2 == 1)
+        return x.sum()
+
+
+def test_dropout_masks_are_known_to_have_two_elements() -> None:
+    torch.manual_seed(0)
+    trace = profile(Dropping(), (torch.randn(512, 256),))
+    masks = [value for value in trace.values if value.binary]
+    assert len({value.storage for value in masks}) == 4  # each drawn, then scaled in place
+    assert {value.dtype for value in masks} == {"float32"}
+    saved = [trace.values[v] for v in trace.saved]
+    assert sum(value.binary for value in saved) == 4
+    assert Trace.from_json(trace.to_json()) == trace
+
+
+def test_what_only_begins_with_two_elements_is_not_binary() -> None:
+    weight = nn.Parameter(torch.ones(512, 256))
+
+    class Mixing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.empty_like(x).bernoulli_(0.5)
+            mask[:100].mul_(3.0)  # a part: three different elements now
+            other = torch.empty_like(x).bernoulli_(0.5).mul_(x)
+            third = torch.empty(600, 256)
+            third[:512].bernoulli_(0.5)
+            return (weight * mask * other * third[:512]).sum()
+
+    trace = profile(Mixing(), (torch.randn(512, 256),))
+    binary = {trace.ops[value.op].name for value in trace.values if value.binary and value.op is not None}
+    assert binary == {"aten.bernoulli_.float"}
+    assert not any(trace.values[v].binary for v in trace.saved)
+
+
+def test_scaled_dropout_masks_are_packed_and_nothing_is_lost(quick: None) -> None:
+    torch.manual_seed(0)
+    model, batch = Dropping(), (torch.randn(2048, 256),)
+    plain = run_step(model, batch)
+    limit = int(0.85 * plain.peak_bytes)
+    for step in fitted_steps(model, batch, limit, codecs="exact"):
+        assert_equal(plain, step)
+        assert step.peak_bytes <= limit
+    report = lowtide.report(model)
+    assert report.plan is not None
+    assert any(report.plan.op_names[j] == "aten.div_.Scalar" for j in report.plan.compress)
+    assert any(packing.binary for packing in report.plan.packings)
+    assert report.predicted_peak_bytes is not None
+    assert report.measured_peak_bytes is not None
+    assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.03 * report.measured_peak_bytes
+    lowtide.unfit(model)
+
+
+@pytest.mark.parametrize("codecs", ["exact", "bf16"])
+def test_a_mask_that_turns_out_to_have_more_elements_is_kept_or_goes_to_the_next_codec(
+    codecs: str, quick: None
+) -> None:
+    class Fickle(Dropping):
+        """The same ops, but the masks of one step are scaled by a row of numbers, not by one."""
+
+        scale: Any = 1.5
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x).tanh()
+                x = x * torch.empty_like(x).bernoulli_(0.5).mul_(self.scale)
+            return x.sum()
+
+    torch.manual_seed(0)
+    model, batch = Fickle(), (torch.randn(2048, 256),)
+    model.scale = torch.tensor(1.5)  # an op of the same name
+    LEDGER.see_everything()
+    plan = lowtide.plan(model, batch, 2**60)
+    masks = tuple(j for j, name in enumerate(plan.op_names) if name == "aten.mul_.Tensor")
+    assert len(masks) == 4
+    allowed = ("mask", "bf16") if codecs == "bf16" else ("mask",)
+    ways = (packings.measure_packing("mask", "float32", binary=True), packings.measure_packing("bf16", "float32"))
+    plan = replace(
+        plan,
+        offload=masks,
+        written_by=tuple(j + 1 for j in masks),
+        compress=masks,
+        packings=tuple(way for way in ways if way is not None and way.codec in allowed),
+    )
+    lowtide.fit(model, plan=plan, codecs=allowed, budget=2**60)
+    for scale, packed in ((torch.tensor(1.5), 4), (torch.rand(256), 4 if codecs == "bf16" else 0)):
+        lowtide.unfit(model)
+        model.scale = scale
+        plain = run_step(model, batch)
+        lowtide.fit(model, plan=plan, codecs=allowed, budget=2**60)
+        step = run_step(model, batch)
+        (assert_equal if scale.dim() == 0 or codecs == "exact" else assert_close)(plain, step)
+        assert lowtide.report().values_compressed == packed  # type: ignore[union-attr]
     lowtide.unfit(model)
 
 
@@ -150,11 +255,12 @@ def test_nothing_stays_after_a_step_an_exception_or_a_dropped_graph(quick: None)
 
 @pytest.mark.parametrize("codec", ["mask", "bf16", "fp16", "fp8", "int8"])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 2**16 + 5])
-def test_a_fixed_size_is_what_the_codec_takes(codec: str, count: int) -> None:
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_fixed_size_is_what_the_codec_takes(codec: str, count: int, binary: bool) -> None:
     for dtype in (torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        packing = packings.measure_packing(codec, str(dtype).removeprefix("torch."))
+        packing = packings.measure_packing(codec, str(dtype).removeprefix("torch."), binary=binary)
         content = torch.randn(count)
-        encoded = CODECS[codec].encode(content > 0 if dtype is torch.bool else content.to(dtype))
+        encoded = CODECS[codec].encode((content > 0 if dtype is torch.bool or binary else content).to(dtype))
         if packing is None or encoded is None:  # what it would not make smaller it leaves alone
             assert packing is None or packing.packed_bytes(count * dtype.itemsize) + 16 >= count * dtype.itemsize
             continue

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from lowtide._errors import ArgumentError
 from lowtide.planning import Link, Packing, Plan, Problem, Simulator, simulate, smallest, solve
-from lowtide.planning.packing import best_packing
+from lowtide.planning.packing import suitable_packings
 from lowtide.reporting.timeline import UNPACKING, follow
 
 from .naive import naive_simulation
@@ -92,8 +92,8 @@ def test_which_way_a_value_goes():
     exact_or_store = Problem(trace, FAST_OUT, (HALVED,))
     assert exact_or_store.packed == [True, True, True, False]
     assert exact_or_store.offloadable == [True] * 4
-    assert best_packing((HALVED,), "small", 1) is None  # not worth it
-    assert best_packing((HALVED,), "other", 10) is None
+    assert suitable_packings((HALVED,), "small", 1, binary=False) == []  # not worth it
+    assert suitable_packings((HALVED,), "other", 10, binary=False) == []
 
 
 @settings(max_examples=10, deadline=None)

@@ -123,7 +123,7 @@ def test_what_is_no_trace_is_refused(text):
 def test_another_version_is_refused_with_a_remedy(trace):
     document = json.loads(trace.to_json())
     document["version"] = 99
-    with pytest.raises(ArgumentError, match=r"version 99.*reads version 2: make it again"):
+    with pytest.raises(ArgumentError, match=r"version 99.*reads version 3: make it again"):
         Trace.from_json(json.dumps(document))
 
 

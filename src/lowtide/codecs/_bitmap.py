@@ -1,11 +1,14 @@
 """Bools, eight to a byte.
 
-Eight bools are one 64-bit word, and a multiplication gathers their bits into its top byte, or spreads a byte
-over the word: a few ordinary torch ops, on any device. The two directions agree on machines of either byte
-order, but a packed map is not portable between them.
+On a CPU NumPy does it. Elsewhere eight bools are one 64-bit word, and a multiplication gathers their bits into its
+top byte, or spreads a byte over the word: a few ordinary torch ops, on any device. Both put the first bool into the
+lowest bit where the lowest byte comes first; a packed map is not portable between machines.
 """
 
 from __future__ import annotations
+
+import sys
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +17,7 @@ from ._contract import Tensor
 
 # A bool at bit 8i is moved to bit 56 + i by 2^(56 - 7i); no two of the 64 products meet, so nothing carries.
 _GATHER = sum(2 ** (56 - 7 * i) for i in range(8))
+_ORDER: Literal["little", "big"] = "little" if sys.byteorder == "little" else "big"
 _SPREAD = 0x0101010101010101
 _DIAGONAL = 0x8040201008040201 - 2**64  # byte i of the word keeps bit i
 
@@ -25,6 +29,8 @@ def packed_length(count: int) -> int:
 
 def pack_bits(flags: Tensor) -> Tensor:
     """Some bools, packed; the last byte is filled up with False."""
+    if flags.device.type == "cpu":
+        return torch.from_numpy(np.packbits(flags.numpy(), bitorder=_ORDER))
     missing = -len(flags) % 8
     if missing or flags.storage_offset() % 8:
         flags = torch.cat([flags, torch.zeros(missing, dtype=torch.bool, device=flags.device)])
@@ -36,7 +42,11 @@ def pack_bits(flags: Tensor) -> Tensor:
 
 def unpack_bits(packed: Tensor, piece: slice) -> Tensor:
     """The bools of one of the `pieces`."""
-    words = packed[piece.start // 8 : packed_length(piece.stop)].to(torch.int64)
+    part = packed[piece.start // 8 : packed_length(piece.stop)]
+    if packed.device.type == "cpu":
+        flags = np.unpackbits(part.numpy(), count=piece.stop - piece.start, bitorder=_ORDER)
+        return torch.from_numpy(flags).view(torch.bool)
+    words = part.to(torch.int64)
     words *= _SPREAD
     words &= _DIAGONAL
     # A cast to bool asks whether there is any bit; on a CPU it is ten times as fast as `!= 0`.

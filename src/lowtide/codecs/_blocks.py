@@ -36,7 +36,7 @@ class Blockwise(Codec):
         """Floats of more than a byte, real or complex."""
         return dtype in _REALS
 
-    def fixed_size(self, dtype: torch.dtype) -> FixedSize | None:
+    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False) -> FixedSize | None:
         """A byte a value and a scale a block."""
         if dtype not in _REALS or dtype.is_complex:
             return None

@@ -122,8 +122,11 @@ class Codec(ABC):
         """Whether tensors of this dtype can be encoded at all."""
         return True
 
-    def fixed_size(self, dtype: torch.dtype) -> FixedSize | None:
-        """What tensors of this dtype take whatever they contain; None where that depends on it."""
+    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False) -> FixedSize | None:
+        """What tensors of this dtype take whatever they contain; None where that depends on it.
+
+        `binary`: their elements are known to be two different ones at most.
+        """
         return None
 
     @abstractmethod

@@ -31,7 +31,7 @@ class Half(Codec):
         """float32 and float64, real or complex."""
         return dtype in _WIDE
 
-    def fixed_size(self, dtype: torch.dtype) -> FixedSize | None:
+    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False) -> FixedSize | None:
         """Two bytes a value."""
         return FixedSize(bits=16) if dtype in (torch.float32, torch.float64) else None
 

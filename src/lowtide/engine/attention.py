@@ -59,6 +59,7 @@ class Learner(Whereabouts):
         self._saves: set[int] = set()
         self._noted: set[int] = set()
         self._of_op: list[int] = []  # the stretch that each op is in
+        self._overwrites: list[list[int]] = []  # by op: the ops that wrote that memory before
         self._maker: dict[int, int] = {}  # by the key of a storage: the op that wrote it last
         self._compiled = 0  # how many of the running modules are
 
@@ -97,8 +98,12 @@ class Learner(Whereabouts):
         """An op has made and written the storages with these keys; if that matters, then also what was there before."""
         number = len(self._of_op)
         self._of_op.append(len(self._begins) - 1)
+        self._overwrites.append([self._maker[key] for key in written if key in self._maker])
         if matters:
-            self._noted.update([number, *(self._maker[key] for key in written if key in self._maker)])
+            pending = [number]
+            while pending:  # whose memory it is has to be known from the beginning
+                self._noted.update(pending)
+                pending = [before for op in pending for before in self._overwrites[op] if before not in self._noted]
         for key in (*fresh, *written):
             self._maker[key] = number
 

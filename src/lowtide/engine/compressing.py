@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from ..codecs import CODECS, Chooser, Encoded, decode
 from ..codecs._contract import PIECE
@@ -54,10 +55,10 @@ class Compressing:
         self.counts["compressed to bytes"] += encoded.nbytes
 
 
-def pack(value: Value, tensor: Tensor, codec: str) -> None:
-    """Hold a value, of which `tensor` is a view, only by this codec, unless that cannot be."""
+def pack(value: Value, tensor: Tensor, codecs: Sequence[str]) -> None:
+    """Hold a value, of which `tensor` is a view, only by the first of these codecs that can, unless none can."""
     row = flat(tensor)
-    encoded = CODECS[codec].encode(row)
+    encoded = next((held for codec in codecs if (held := CODECS[codec].encode(row)) is not None), None)
     if encoded is None:
         value.hold(tensor, tensor.untyped_storage())
     else:

@@ -31,6 +31,10 @@ _OVERWRITERS = {"aten.fill_", "aten.zero_", "aten.copy_", "aten.bernoulli_", "at
                 "aten.random_", "aten.exponential_", "aten.cauchy_", "aten.geometric_",
                 "aten.log_normal_"}  # fmt: skip
 
+# Ops whose results have two different elements at most; and those of one tensor and numbers, which make no more of two.
+_COINS = {"aten.bernoulli_", "aten.bernoulli"}
+_ELEMENTWISE = {"aten.div_", "aten.mul_", "aten.div", "aten.mul", "aten.clone", "aten._to_copy"}
+
 # Ops that change which memory a tensor has, not what a storage contains.
 _REBINDING = {"aten.set_", "aten.resize_", "aten.resize_as_", "aten._resize_output_", "aten.set_data"}
 
@@ -60,6 +64,7 @@ class OpFacts:
     __slots__ = (
         "blank",
         "call",
+        "elementwise",
         "func",
         "name",
         "overwrites",
@@ -71,6 +76,7 @@ class OpFacts:
         "seeded",
         "simple",
         "statistics",
+        "tosses_coins",
         "views",
         "writes",
     )
@@ -92,6 +98,8 @@ class OpFacts:
         self.blank = packet in _BLANK
         self.overwrites = packet in _OVERWRITERS or (bool(self.writes) and "out" in str(func._overloadname))
         self.rebinds = packet in _REBINDING
+        self.tosses_coins = packet in _COINS
+        self.elementwise = packet in _ELEMENTWISE
         self.regathers = namespace == "fsdp"
         self.padded = _PADDED_RESULTS.get(packet, ())
         self.region = False
@@ -108,6 +116,7 @@ class OpFacts:
         self.name = str(func)
         self.padded = ()
         self.views = self.statistics = self.blank = self.overwrites = self.rebinds = self.regathers = False
+        self.tosses_coins = self.elementwise = False
         self.writes = ()
         self.seeded = False
         self.region = self.name == "inductor_compiled_code"

@@ -11,8 +11,9 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
+from ..codecs import Encoded
 from ..planning import Packing, Plan
-from ..planning.packing import best_packing
+from ..planning.packing import suitable_packings
 from ..stores import Store, Ticket
 from .compressing import pack, unpack
 from .eviction import seat_of
@@ -39,15 +40,23 @@ class Ferry:
     def takes(self, value: Value, tensor: Tensor) -> bool:
         """Whether the plan wants this value, of which `tensor` is a view, to wait elsewhere."""
         origin = value.origin
-        # What FSDP gathers it also frees, under the hands of whoever still reads it.
-        if value.recipe is not None or origin is None or origin.facts.regathers:
+        # What FSDP gathers it also frees, under the hands of whoever still reads it; and memory that nothing has
+        # written yet is sometimes saved by the op that is about to write it.
+        if value.recipe is not None or origin is None or origin.facts.regathers or origin.facts.blank:
             return False
         if origin.number in self._compress:
-            return self._packing_of(value, tensor) is not None
+            return bool(self._packings_of(value, tensor))
         return self.store is not None and origin.number in self._written_by
 
-    def _packing_of(self, value: Value, tensor: Tensor) -> Packing | None:
-        return best_packing(self._packings, str(tensor.dtype).removeprefix("torch."), value.nbytes)
+    def _packings_of(self, value: Value, tensor: Tensor) -> list[Packing]:
+        # Whether it is binary is in its content, which codecs look at themselves.
+        return suitable_packings(self._packings, str(tensor.dtype).removeprefix("torch."), value.nbytes, binary=True)
+
+    @staticmethod
+    def _workspace(packed: Encoded | None, value: Value, packings: list[Packing]) -> int:
+        """What packing or unpacking has taken meanwhile."""
+        used = (packing for packing in packings if packed is not None and packing.codec == packed.codec)
+        return max((packing.workspace(value.nbytes) for packing in used), default=0)
 
     def put(self, value: Value, tensor: Tensor) -> None:
         """Have a value packed or written, unless it is already, or on its way."""
@@ -56,13 +65,12 @@ class Ferry:
             return
         assert value.origin is not None
         if value.origin.number in self._compress:
-            packing = self._packing_of(value, tensor)
-            assert packing is not None
+            packings = self._packings_of(value, tensor)
             with without_modes():
-                pack(value, tensor, packing.codec)
+                pack(value, tensor, [packing.codec for packing in packings])
             if self._gauge is not None:
                 parts = seat.encoded.parts if seat.encoded is not None else ()
-                self._gauge.saw(parts, packing.workspace(value.nbytes))
+                self._gauge.saw(parts, self._workspace(seat.encoded, value, packings))
             return
         assert self.store is not None
         with without_modes():  # its own ops are not the step's
@@ -90,8 +98,8 @@ class Ferry:
             with without_modes():
                 unpack(value)
             if self._gauge is not None and value.tensor is not None:
-                packing = self._packing_of(value, value.tensor)
-                self._gauge.saw(value.tensor, 0 if packing is None else packing.workspace(value.nbytes))
+                packings = self._packings_of(value, value.tensor)
+                self._gauge.saw(value.tensor, self._workspace(packed, value, packings))
             del packed
             return True
         if seat is None or seat.ticket is None or seat.store is None:

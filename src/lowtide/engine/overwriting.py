@@ -83,7 +83,7 @@ def _prepare_one(
     rescue(value, tape)
     if facts.statistics:
         return Written(tensor, Scratch(tensor), None, alone, inside)
-    if facts.overwrites and _covers(tensor, storage) and not _reads(storage, facts, args, kwargs):
+    if facts.overwrites and covers(tensor, storage) and not _reads(storage, facts, args, kwargs):
         return Written(tensor, Scratch(tensor), value if inside else None, alone, inside)
     if value is not None and value.recipe is not None and not value.blank:
         value.claims += 1
@@ -131,7 +131,7 @@ def written_by(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
 
 
-def _covers(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+def covers(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
     """Whether the tensor is all of its storage, each byte once."""
     if tensor.numel() * tensor.itemsize != storage.nbytes():
         return False

@@ -233,7 +233,11 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             return None
         self._ferry.put(value, tensor)
         if not value.counted:
-            self.tape.count_elsewhere(value, packed=value.seat is not None and value.seat.encoded is not None)
+            packed = value.seat is not None and value.seat.encoded is not None
+            if packed or value.tensor is None:
+                self.tape.count_elsewhere(value, packed)
+            else:
+                self.tape.count_saved(value)  # the codecs that the plan names could not
         value.claims += 1
         return Handle(Ref(value, tensor), self.tape)
 

@@ -21,7 +21,7 @@ from .budgeting import BudgetedRecorder
 from .calibration import calibration
 from .costs import timed
 from .effects import FACTS, OpFacts, facts_of
-from .overwriting import Written
+from .overwriting import Written, covers
 from .recorder import Fresh
 from .replay import Handle
 from .room import Room
@@ -32,11 +32,12 @@ _LONGEST_PAUSE_S = 0.002
 
 
 class _Value:
-    __slots__ = ("dies", "dtype", "freed_at_ask", "nbytes", "op", "storage")
+    __slots__ = ("binary", "dies", "dtype", "freed_at_ask", "nbytes", "op", "storage")
 
-    def __init__(self, nbytes: int, op: int | None, storage: int, dtype: str) -> None:
+    def __init__(self, nbytes: int, op: int | None, storage: int, dtype: str, binary: bool) -> None:
         self.nbytes = nbytes
         self.dtype = dtype
+        self.binary = binary
         self.op = op
         self.storage = storage
         self.dies: int | None = None  # None: alive so far
@@ -106,10 +107,12 @@ class Profile:
         if recipe is not None:
             for ref in recipe.refs:
                 inputs[self._id_of(ref.value)] = None
+        # What is made of two different elements, element by element and without other tensors, has two at most.
+        binary = facts.tosses_coins or (facts.elementwise and [self.values[v].binary for v in inputs] == [True])
         outputs = []
         for value, tensor in made:
             storage = self._own(tensor)
-            outputs.append(self._new(value, number, storage, str(tensor.dtype).removeprefix("torch.")))
+            outputs.append(self._new(value, number, storage, tensor, binary))
             self._lives[storage] = weakref.ref(tensor, lambda _, s=storage: self._let_go(s))  # type: ignore[misc]
         writes = []
         for write, new in written:
@@ -119,7 +122,7 @@ class Profile:
                 self.values[old_id].dies = number
             else:
                 storage = self._own(write.tensor)
-            new_id = self._new(new, number, storage)
+            new_id = self._new(new, number, storage, write.tensor, binary)
             outputs.append(new_id)
             if recipe is not None:
                 reads = isinstance(write.target, Ref)  # else it does not matter what was there
@@ -164,7 +167,9 @@ class Profile:
         """All of it, for a planner."""
         count = len(self.ops)
         values = tuple(
-            records.Value(v.nbytes, v.op, v.storage, count if v.dies is None else v.dies, v.freed_at_ask, v.dtype)
+            records.Value(
+                v.nbytes, v.op, v.storage, count if v.dies is None else v.dies, v.freed_at_ask, v.dtype, v.binary
+            )
             for v in self.values
         )
         asks = []
@@ -215,9 +220,14 @@ class Profile:
             found = self._new(value, None, storage)
         return found
 
-    def _new(self, value: Value, op: int | None, storage: int, dtype: str = "") -> int:
+    def _new(
+        self, value: Value, op: int | None, storage: int, tensor: Tensor | None = None, binary: bool = False
+    ) -> int:
+        """A value, of which `tensor` shows the content if it is all of it."""
         number = len(self.values)
-        self.values.append(_Value(value.nbytes, op, storage, dtype))
+        whole = tensor is not None and covers(tensor, tensor.untyped_storage())
+        dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None and whole else ""
+        self.values.append(_Value(value.nbytes, op, storage, dtype, binary and whole))
         self._ids[value] = number
         self._latest[storage] = number
         return number

@@ -11,7 +11,7 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Packing:
-    """Values of one dtype, held by one codec. A plan promises bytes, so that only codecs of fixed size are here."""
+    """Values of one dtype, held by one codec. A plan promises bytes, so that only codecs of a known size are here."""
 
     codec: str
     dtype: str
@@ -33,6 +33,8 @@ class Packing:
     unpack_s_per_byte: float
     least_bytes: int = 2**16
     """A smaller value is not worth it."""
+    binary: bool = False
+    """Only for values whose elements are known to be two different ones at most."""
 
     def packed_bytes(self, nbytes: int) -> int:
         """What a value takes, packed."""
@@ -51,12 +53,13 @@ class Packing:
         """How long unpacking takes."""
         return self.unpack_s + nbytes * self.unpack_s_per_byte
 
-    def takes(self, dtype: str, nbytes: int) -> bool:
+    def takes(self, dtype: str, nbytes: int, binary: bool) -> bool:
         """Whether such a value can be packed, and is worth it."""
-        return dtype == self.dtype and nbytes >= self.least_bytes and self.packed_bytes(nbytes) < nbytes
+        fits = dtype == self.dtype and (binary or not self.binary)
+        return fits and nbytes >= self.least_bytes and self.packed_bytes(nbytes) < nbytes
 
 
-def best_packing(packings: Iterable[Packing], dtype: str, nbytes: int) -> Packing | None:
-    """The smallest that takes such a value, an exact one before any other; None where none does."""
-    taking = [packing for packing in packings if packing.takes(dtype, nbytes)]
-    return min(taking, key=lambda packing: (not packing.exact, packing.packed_bytes(nbytes)), default=None)
+def suitable_packings(packings: Iterable[Packing], dtype: str, nbytes: int, *, binary: bool) -> list[Packing]:
+    """Those that take such a value: exact ones before any other, then the smallest."""
+    taking = [packing for packing in packings if packing.takes(dtype, nbytes, binary)]
+    return sorted(taking, key=lambda packing: (not packing.exact, packing.packed_bytes(nbytes)))

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from .._errors import ArgumentError
 from ..trace import Trace
 from .link import Link
-from .packing import Packing, best_packing
+from .packing import Packing, suitable_packings
 
 
 class Problem:
@@ -82,10 +82,11 @@ class Problem:
         """By op: whether elsewhere means packed, for those of its values for which there is a packing."""
         for j in range(self.n_ops) if self.packings else ():
             for v in self.outputs[j]:
-                packing = best_packing(self.packings, self.trace.values[v].dtype, self.nbytes[v])
-                if packing is None or not self._is_settled(j, v) or not (packing.exact or not self.offloadable[j]):
+                value = self.trace.values[v]
+                suitable = suitable_packings(self.packings, value.dtype, value.nbytes, binary=value.binary)
+                if not suitable or not self._is_settled(v) or not (suitable[0].exact or not self.offloadable[j]):
                     continue
-                self.packing[v] = packing
+                self.packing[v] = suitable[0]
                 self.packed[j] = True
         self.offloadable = [moves or packed for moves, packed in zip(self.offloadable, self.packed, strict=True)]
 
@@ -95,12 +96,13 @@ class Problem:
         return (
             self.link is not None
             and max((self.nbytes[v] for v in made), default=0) >= self.link.least_bytes
-            and all(self._is_settled(op, v) for v in made)
+            and not self.writes[op]
+            and all(self._is_settled(v) for v in made)
         )
 
-    def _is_settled(self, op: int, value: int) -> bool:
+    def _is_settled(self, value: int) -> bool:
         """In memory that nobody writes again, and not there until backward anyway."""
-        return not self.writes[op] and not self.overwritten[value] and self.natural_last_ask[value] < 0
+        return not self.overwritten[value] and self.natural_last_ask[value] < 0
 
     def moved(self, op: int) -> list[int]:
         """Of what an op makes: the values that wait elsewhere, if it is so decided."""

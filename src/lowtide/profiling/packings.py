@@ -21,14 +21,20 @@ def packings_for(trace: Trace, codecs: str | Sequence[str] | Sequence[Codec] | N
     """What the values of a step can be packed by, of the codecs that are allowed."""
     named = [codec.name if isinstance(codec, Codec) else codec for codec in codecs or ()]
     allowed = resolve(codecs if isinstance(codecs, str) else named)
-    dtypes = sorted({value.dtype for value in trace.values if value.dtype})
-    found = (measure_packing(codec.name, dtype, trace.device) for codec in allowed for dtype in dtypes)
-    return tuple(packing for packing in found if packing is not None)
+    contents = sorted({(value.dtype, value.binary) for value in trace.values if value.dtype})
+    found = [
+        measure_packing(codec.name, dtype, trace.device, binary=binary)
+        for codec in allowed
+        for dtype, binary in contents
+    ]
+    return tuple(dict.fromkeys(packing for packing in found if packing is not None))
 
 
 @lru_cache(maxsize=256)
-def measure_packing(codec_name: str, dtype_name: str, device: str = "cpu") -> Packing | None:
+def measure_packing(codec_name: str, dtype_name: str, device: str = "cpu", *, binary: bool = False) -> Packing | None:
     """How a codec packs values of this dtype; None where its size depends on the content, or it does not apply.
+
+    `binary`: values with two different elements at most.
 
     >>> from lowtide.profiling.packings import measure_packing
     >>> packing = measure_packing("mask", "bool")
@@ -37,12 +43,14 @@ def measure_packing(codec_name: str, dtype_name: str, device: str = "cpu") -> Pa
     """
     codec = CODECS[codec_name]
     dtype = getattr(torch, dtype_name)
-    size = codec.fixed_size(dtype)
+    if binary and codec.fixed_size(dtype) is not None:
+        return measure_packing(codec_name, dtype_name, device)  # it makes no difference
+    size = codec.fixed_size(dtype, binary=binary)
     if size is None:
         return None
     own = torch.Generator(device).manual_seed(0)  # the user's generators are not ours to draw from
     content = torch.randn(_LARGE, device=device, generator=own)
-    row = content > 0 if dtype is torch.bool else content.to(dtype)
+    row = (content > 0).to(dtype) if binary or dtype is torch.bool else content.to(dtype)
     small, large = (measure(codec, row[:count], _ROUNDS) for count in (_SMALL, _LARGE))
     if small is None or large is None:
         return None
@@ -62,6 +70,7 @@ def measure_packing(codec_name: str, dtype_name: str, device: str = "cpu") -> Pa
         pack_s_per_byte=pack_s_per_byte,
         unpack_s=unpack_s,
         unpack_s_per_byte=unpack_s_per_byte,
+        binary=binary,
     )
 
 

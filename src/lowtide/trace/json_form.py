@@ -35,7 +35,7 @@ def trace_to_json(trace: Trace) -> str:
         ]
         for op in trace.ops
     ]
-    values = [[v.nbytes, v.op, v.storage, v.dies, v.freed_at_ask, word(v.dtype)] for v in trace.values]
+    values = [[v.nbytes, v.op, v.storage, v.dies, v.freed_at_ask, word(v.dtype), int(v.binary)] for v in trace.values]
     document = {
         "format": _FORMAT,
         "version": trace.version,
@@ -99,8 +99,16 @@ def _build(document: dict[str, Any]) -> Trace:
             )
         )
     values = [
-        Value(_int(nbytes), _int_or_none(op), _int(storage), _int(dies), _int_or_none(freed), words[_index(dtype)])
-        for nbytes, op, storage, dies, freed, dtype in _list(document["values"])
+        Value(
+            nbytes=_int(nbytes),
+            op=_int_or_none(op),
+            storage=_int(storage),
+            dies=_int(dies),
+            freed_at_ask=_int_or_none(freed),
+            dtype=words[_index(dtype)],
+            binary=bool(_int(binary)),
+        )
+        for nbytes, op, storage, dies, freed, dtype, binary in _list(document["values"])
     ]
     asks = [
         Ask(_int(value), _int(node), _int(other), _seconds(time_s))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .._errors import ArgumentError
 
-TRACE_VERSION = 2
+TRACE_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class Value:
     """The last ask during which a value that lives until backward is alive; None: it outlives the step."""
     dtype: str = ""
     """As torch calls it ("float32"); empty where it is not known."""
+    binary: bool = False
+    """Its elements are known to be two different ones at most, as those of a dropout mask are."""
 
 
 @dataclass(frozen=True)
