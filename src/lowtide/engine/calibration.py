@@ -1,8 +1,8 @@
 """What recording and replaying cost on this machine beside the kernels, measured once: part of what a plan predicts.
 
 Between two ops of a model a kernel has gone through megabytes, and with them went what the recorder had in the
-processor's caches. So each op is timed after such a walk through memory: it then costs about twice what it does in a
-loop of small ops.
+processor's caches. So each op is timed after such a walk (`coldness`): it then costs two or three times what it does in
+a loop of small ops.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from functools import lru_cache, partial
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ..policies import KeepNone
+from .coldness import Walk
 from .modules import Whereabouts
 from .recorder import Recorder
 from .replay import Handle
 from .tape import Tape
 from .values import Kept, Tensor
 
-_OPS, _WALK_BYTES, _ROUNDS = 24, 2**23, 2
+_OPS, _ROUNDS = 24, 3
 
 
 class Calibration(NamedTuple):
@@ -68,12 +68,12 @@ def _turned(x: Tensor) -> Tensor:
 
 def _chain_s(op: Callable[[Tensor], Tensor], recorded: bool) -> tuple[float, float]:
     """What an op takes in forward, and what it takes to be made again; of many, the one in the middle."""
-    here, there = np.zeros(_WALK_BYTES, dtype=np.uint8), np.zeros(_WALK_BYTES, dtype=np.uint8)
+    walk = Walk()
     x = torch.ones(8, 8, requires_grad=True)
     handles: list[Handle | Kept] = []
 
     def timed(action: Callable[[], Any]) -> tuple[Any, float]:
-        np.copyto(here, there)
+        walk()
         start = time.perf_counter()
         out = action()
         return out, time.perf_counter() - start

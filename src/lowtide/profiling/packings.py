@@ -10,6 +10,7 @@ import torch
 from ..codecs import Codec, measure
 from ..codecs._contract import PIECE
 from ..codecs.names import CODECS, resolve
+from ..engine.coldness import Walk
 from ..planning import Packing
 from ..trace import Trace
 
@@ -51,7 +52,8 @@ def measure_packing(codec_name: str, dtype_name: str, device: str = "cpu", *, bi
     own = torch.Generator(device).manual_seed(0)  # the user's generators are not ours to draw from
     content = torch.randn(_LARGE, device=device, generator=own)
     row = (content > 0).to(dtype) if binary or dtype is torch.bool else content.to(dtype)
-    small, large = (measure(codec, row[:count], _ROUNDS) for count in (_SMALL, _LARGE))
+    walk = Walk()  # between two values of a step there are kernels
+    small, large = (measure(codec, row[:count], _ROUNDS, before=walk) for count in (_SMALL, _LARGE))
     if small is None or large is None:
         return None
     nbytes = _SMALL * dtype.itemsize, _LARGE * dtype.itemsize

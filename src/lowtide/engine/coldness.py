@@ -1,0 +1,24 @@
+"""What the kernels of a model do to the processor's caches between two calls of ours, for measuring what those cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from .torch_private import without_modes
+
+_BYTES, _ROWS, _SIZE = 2**23, 64, 512
+
+
+class Walk:
+    """Goes through megabytes of memory, and through the code of a matrix product."""
+
+    def __init__(self) -> None:
+        self._here, self._there = np.zeros(_BYTES, dtype=np.uint8), np.zeros(_BYTES, dtype=np.uint8)
+        self._rows, self._matrix = torch.ones(_ROWS, _SIZE), torch.ones(_SIZE, _SIZE)
+
+    def __call__(self) -> None:
+        """What was in the caches is not there any more."""
+        with without_modes(), torch.no_grad():
+            torch.mm(self._rows, self._matrix)
+        np.copyto(self._here, self._there)
