@@ -88,7 +88,7 @@ def measure_model(
 ) -> ModelResult:
     """All variants of one model, of which the first is plain: `rounds` of those to be decided on, `few` of others.
 
-    After `until` (of the monotonic clock) no more rounds begin than the others need.
+    The first `few` rounds have all of them. After `until` (of the monotonic clock) no others begin.
     """
     assert variants[0].name == "plain"
     few = rounds if few is None else min(few, rounds)
@@ -104,12 +104,10 @@ def measure_model(
             _compare(row, bits, reference)
         say(f"    {variant.name}: {row.error or f'prepared and metered in {time.perf_counter() - started:.1f} s'}")
     assert reference is not None, result.plain.error
-    every = max(1, min(2, rounds // few))  # the others are in every second round if there are so many
     for k in range(rounds):
-        if until is not None and k > every * (few - 1) and time.monotonic() > until:
+        if until is not None and k >= few and time.monotonic() > until:
             break
-        others = k % every == 0 and k // every < few
-        due = [v for v in variants[1:] if others or v.name in DECIDED]
+        due = [v for v in variants[1:] if k < few or v.name in DECIDED]
         started = time.perf_counter()
         _round(bench, due[:: -1 if k % 2 else 1], result, reference)
         say(f"    round {k + 1} of {rounds}: {len(due)} variants, {time.perf_counter() - started:.1f} s")
