@@ -37,8 +37,8 @@ _FAR, _ANNEALING_SHARE = 0.04, 0.1
 """The same for searching on after all, and for changing the plan at random."""
 _CAUTION = 200
 """The smallest budget is named with 1/200 more."""
-_PATIENCE_S, _PATIENCE_S_AN_OP = 0.8, 0.006
-"""How long a better plan is looked for where there is one that is not far above the bound."""
+_USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.8, 0.006
+"""How long a better plan is looked for where there is one that is not far above the bound; longer with more time."""
 _PLAIN_OPS = 2500
 """Ops up to which the programme without ties is tried."""
 
@@ -52,12 +52,13 @@ def solve(
     link: Link | None = None,
     packings: Sequence[Packing] = (),
     leave_free_bytes: int = 0,
-    deadline_s: float = 20.0,
+    deadline_s: float = _USUAL_DEADLINE_S,
     progress: Progress | None = None,
 ) -> Plan:
     """The fastest plan found whose predicted peak is at most `budget_bytes`, less `leave_free_bytes` where it can be.
 
-    With a `link` values may also wait in a store, with `packings` be held packed.
+    With a `link` values may also wait in a store, with `packings` be held packed. After `deadline_s` the best so far is
+    taken; a plan close to the bound, sooner.
     `progress` is called with a sentence now and then. Raises `BudgetError` if no plan is found that fits.
     """
     if budget_bytes <= 0 or deadline_s <= 0:
@@ -77,7 +78,7 @@ def solve(
     if bound.impossible:
         say("no schedule fits: looking for the smallest budget that works")
     else:
-        patience_s = min(deadline_s, _PATIENCE_S + _PATIENCE_S_AN_OP * simulator.problem.n_ops)
+        patience_s = _patience_s(simulator.problem.n_ops, deadline_s)
         best = _search(simulator, wanted_bytes, bound, patience_s, say)
         if patience_s < deadline_s and (best is None or _is_far(best, bound, trace)):
             again = _search(simulator, wanted_bytes, bound, deadline_s - patience_s, say)
@@ -99,6 +100,12 @@ def solve(
         proved = lower_bound(simulator.problem, wanted_bytes, deadline=deadline, whole=True)
         bound = proved if proved.step_s > bound.step_s else bound
     return _plan(simulator, best, plain, bound, budget_bytes, started)
+
+
+def _patience_s(n_ops: int, deadline_s: float) -> float:
+    """How long to look for a plan that is only a little better."""
+    usual_s = _PATIENCE_S + _PATIENCE_S_AN_OP * n_ops
+    return min(deadline_s, usual_s * max(1.0, deadline_s / _USUAL_DEADLINE_S))
 
 
 def _is_far(found: Candidate, bound: Bound, trace: Trace) -> bool:
