@@ -531,7 +531,7 @@ WRITTEN_LISTS = {
         lambda: lowtide.saving(lowtide.KeepAll()),
         lambda: lowtide.saving(NONE),
         lambda: lowtide.saving(NONE, verify=True),
-        lambda: lowtide.budget("1 MiB"),
+        lambda: lowtide.budget(2**60),
         PeakMeter,
     ],
     ids=["all", "none", "verified", "budget", "meter"],
