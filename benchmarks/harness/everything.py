@@ -37,10 +37,10 @@ class Part:
 def parts_of(out: Path, quick: bool) -> tuple[Part, ...]:
     """The short ones first: the last one gets the time that is left."""
     where = ("--out", str(out), *(("--quick",) if quick else ()))
-    overhead = ("--rounds", "2", "--gpt2-rounds", "0") if quick else ("--rounds", "25", "--gpt2-rounds", "3")
+    overhead = ("--rounds", "2", "--gpt2-rounds", "0") if quick else ("--rounds", "25", "--gpt2-rounds", "6")
     schedules = ("--rounds", "1" if quick else "3", "--skip-slow")  # the peers take minutes for the others
     return (
-        Part("What recording costs", ("benchmarks.overhead", *overhead), "overhead.md", 2),
+        Part("What recording costs", ("benchmarks.overhead", *overhead), "overhead.md", 4),
         Part("Schedules for chains beside their peers", ("benchmarks.schedules", *schedules), "schedules.md", 2),
         Part("How costs grow", ("benchmarks", "scaling", *where), None, 6),
         Part("lowtide beside its peers", ("benchmarks", "run", *where), None, 45, takes_the_rest=not quick),
