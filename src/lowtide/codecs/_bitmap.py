@@ -31,6 +31,20 @@ def pack_bits(flags: Tensor) -> Tensor:
     """Some bools, packed; the last byte is filled up with False."""
     if flags.device.type == "cpu":
         return torch.from_numpy(np.packbits(flags.numpy(), bitorder=_ORDER))
+    return gathered(flags)
+
+
+def unpack_bits(packed: Tensor, piece: slice) -> Tensor:
+    """The bools of one of the `pieces`."""
+    part, count = packed[piece.start // 8 : packed_length(piece.stop)], piece.stop - piece.start
+    if packed.device.type == "cpu":
+        flags = np.unpackbits(part.numpy(), count=count, bitorder=_ORDER)
+        return torch.from_numpy(flags).view(torch.bool)
+    return spread(part, count)
+
+
+def gathered(flags: Tensor) -> Tensor:
+    """`pack_bits` in torch ops."""
     missing = -len(flags) % 8
     if missing or flags.storage_offset() % 8:
         flags = torch.cat([flags, torch.zeros(missing, dtype=torch.bool, device=flags.device)])
@@ -40,17 +54,13 @@ def pack_bits(flags: Tensor) -> Tensor:
     return words.to(torch.uint8)
 
 
-def unpack_bits(packed: Tensor, piece: slice) -> Tensor:
-    """The bools of one of the `pieces`."""
-    part = packed[piece.start // 8 : packed_length(piece.stop)]
-    if packed.device.type == "cpu":
-        flags = np.unpackbits(part.numpy(), count=piece.stop - piece.start, bitorder=_ORDER)
-        return torch.from_numpy(flags).view(torch.bool)
-    words = part.to(torch.int64)
+def spread(packed: Tensor, count: int) -> Tensor:
+    """The first `count` bools, in torch ops."""
+    words = packed.to(torch.int64)
     words *= _SPREAD
     words &= _DIAGONAL
     # A cast to bool asks whether there is any bit; on a CPU it is ten times as fast as `!= 0`.
-    return words.view(torch.uint8)[: piece.stop - piece.start].to(torch.bool)
+    return words.view(torch.uint8)[:count].to(torch.bool)
 
 
 def places_of(flags: Tensor) -> Tensor:

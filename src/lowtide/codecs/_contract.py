@@ -7,7 +7,8 @@ lossy ones state their error bound. The tensor given is never modified, and noth
 
 Encoding and decoding work through the memory in pieces, so that what they take beside the result is a few
 MiB, whatever the size (`bytes`: its result once more): they run when memory is short. Subclasses only see one row
-of elements in memory order. All is in torch ops, so it runs where the tensor is; only a CPU has been tried.
+of elements in memory order. All is in torch ops, or NumPy's where those
+are quicker on a CPU, so it runs where the tensor is; only a CPU has been tried.
 Not encoded at all, because there is no plain memory to speak of: tensor subclasses, sparse and quantised
 layouts, lazily conjugated or negated views, tensors with gaps or overlaps, and those without elements.
 """

@@ -31,7 +31,7 @@ class Mask(Codec):
         low, high = extremes(first)
         if not bool(((first == low) | (first == high)).all()):
             return None
-        # What these have is mostly all there is, and looking at everything takes a third of the time.
+        # What these have is mostly all there is: looking at everything would be one more pass over the memory.
         packed = _pack_two(bits, low, high)
         if packed is None and (all_of := extremes(bits)) != (low, high):
             packed = _pack_two(bits, *all_of)
