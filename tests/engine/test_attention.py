@@ -321,6 +321,37 @@ def test_memory_that_is_overwritten_unseen() -> None:
     lowtide.unfit(model)
 
 
+class Observer(nn.Module):
+    """Sees whether a recorder is watching."""
+
+    watched = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.watched = isinstance(innermost_mode(), PlannedRecorder)
+        return x
+
+
+def test_a_mask_that_is_packed_lets_the_recorder_sleep() -> None:
+    """What was written, then packed and freed can be written by nobody: its version need not be known."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), Observer(), nn.Linear(64, 64))
+    batch = (torch.randn(256, 64),)
+    plain = run_step(model, batch)
+    plan = solve(profile(model, batch, loss=mean_square), 2**60)
+    masks = tuple(j for j, name in enumerate(plan.op_names) if "div_" in name)
+    assert len(masks) == 1
+    packed = replace(plan, offload=masks, written_by=(masks[0] + 1,), compress=masks, packings=MASKS)
+    lowtide.fit(model, plan=packed, budget=2**40)
+    for _ in range(2):
+        assert_equal(plain, run_step(model, batch))
+        assert model[2].watched
+    for _ in range(2):
+        assert_equal(plain, run_step(model, batch))
+        assert not model[2].watched
+        assert lowtide.report().values_compressed == 1
+    lowtide.unfit(model)
+
+
 def test_an_error_in_forward_leaves_nothing_behind() -> None:
     model, batch, plain = fitted(0.75)
     state = copy.deepcopy(model.state_dict())

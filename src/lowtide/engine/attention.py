@@ -263,9 +263,10 @@ class Attention(Whereabouts):
         while self._unsettled:
             value, tensor = self._unsettled[-1][0](), self._unsettled[-1][1]()
             if value is not None and value.tensor is None:  # else it is held by now, or a copy of it
-                if tensor is None:
+                if tensor is not None:
+                    value.version = version_if_counted(tensor)
+                elif value.seat is None or not value.seat.is_away:
                     return False
-                value.version = version_if_counted(tensor)
             self._unsettled.pop()
         return True
 

@@ -232,6 +232,8 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         if value is None or not self._ferry.takes(value, tensor):
             return None
         self._ferry.put(value, tensor)
+        if self.sleeps and value.tensor is None:
+            value.version = version_if_counted(tensor)  # its memory may be gone when that is asked for (`_settle`)
         if not value.counted:
             packed = value.seat is not None and value.seat.encoded is not None
             if packed or value.tensor is None:
