@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import nn
 
 from ..policies import Policy
+from .effects import OpFacts
 from .modules import Whereabouts
 from .tape import Tape
 from .torch_private import is_compiled, lay_down_hooks, lay_down_mode, take_up_hooks, take_up_mode
@@ -46,7 +47,9 @@ class Lesson(NamedTuple):
 
     stretches: tuple[Stretch, ...]
     noted: frozenset[int]
-    """The ops that have to be noted; the others of a stretch are only counted."""
+    """The ops that have to be noted."""
+    counted: frozenset[int]
+    """Those that are only counted, without a look at what they take and make; at the rest it looks for writes."""
 
 
 class Learner(Whereabouts):
@@ -59,6 +62,8 @@ class Learner(Whereabouts):
         self._saves: set[int] = set()
         self._noted: set[int] = set()
         self._of_op: list[int] = []  # the stretch that each op is in
+        self._simple: set[int] = set()  # the ops that can do nothing but make something
+        self._uneven: set[int] = set()  # stretches with such an op that made nothing, and so has no number
         self._overwrites: list[list[int]] = []  # by op: the ops that wrote that memory before
         self._maker: dict[int, int] = {}  # by the key of a storage: the op that wrote it last
         self._compiled = 0  # how many of the running modules are
@@ -94,10 +99,17 @@ class Learner(Whereabouts):
         """Something is saved here that is not simply kept."""
         self._saves.add(len(self._begins) - 1)
 
-    def made(self, fresh: Sequence[int], written: Sequence[int], matters: bool) -> None:
+    def passed(self, facts: OpFacts) -> None:
+        """An op has gone by that has no number."""
+        if facts.simple and not facts.views:
+            self._uneven.add(len(self._begins) - 1)
+
+    def made(self, facts: OpFacts, fresh: Sequence[int], written: Sequence[int], matters: bool) -> None:
         """An op has made and written the storages with these keys; if that matters, then also what was there before."""
         number = len(self._of_op)
         self._of_op.append(len(self._begins) - 1)
+        if facts.simple:
+            self._simple.add(number)
         self._overwrites.append([self._maker[key] for key in written if key in self._maker])
         if matters:
             pending = [number]
@@ -114,7 +126,8 @@ class Learner(Whereabouts):
             Stretch(module, place, first_op, i in records, i in self._saves)
             for i, (module, place, first_op) in enumerate(self._begins)
         )
-        return Lesson(stretches, frozenset(self._noted))
+        counted = {j for j in self._simple - self._noted if self._of_op[j] not in self._uneven}
+        return Lesson(stretches, frozenset(self._noted), frozenset(counted))
 
 
 class Sleeper(Protocol):
@@ -137,6 +150,7 @@ class Attention(Whereabouts):
         super().__init__(policy, tape)
         self._stretches: tuple[Stretch, ...] | None = lesson.stretches  # None: everything is seen
         self.noted = lesson.noted
+        self.counted = lesson.counted
         self._at = 0
         self._root: weakref.ref[nn.Module] | None = None
         self._recorder: Sleeper | None = None

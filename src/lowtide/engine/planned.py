@@ -18,7 +18,7 @@ from ..policies import Decision
 from . import randomness, watching
 from .attention import Attention, Learner, Lesson
 from .budgeting import BudgetedRecorder, WithinBudget
-from .effects import OpFacts
+from .effects import FACTS, OpFacts, facts_of
 from .ferrying import Ferry
 from .ledger import Ledger
 from .modules import Whereabouts
@@ -27,7 +27,7 @@ from .recorder import Fresh, Recorder
 from .replay import Handle, TransientHandle
 from .room import LEDGER, Room
 from .tape import Tape
-from .torch_private import never_compile, storage_key
+from .torch_private import graph_task, never_compile, storage_key
 from .values import UNWATCHED, Kept, Recipe, Ref, Tensor, Value, version_if_counted
 
 _DECISIONS = {True: Decision.KEEP, False: Decision.RECOMPUTE}
@@ -77,8 +77,10 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         self._learner = whereabouts if isinstance(whereabouts, Learner) else None
         self._elsewhere = {*plan.offload, *(due - 1 for due in plan.departures.values())}
         self._attention = whereabouts if isinstance(whereabouts, Attention) else None
+        self._counted_only: frozenset[int] = frozenset()
         if self._attention is not None:
             self._attention.serve(self)
+            self._counted_only = self._attention.counted
 
     @property
     def watches_backward(self) -> bool:  # type: ignore[override]
@@ -94,9 +96,19 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
     ) -> Any:
         if self.differs_at is not None:
             return super().__torch_dispatch__(func, types, args, kwargs)
+        number = self.tape.ops
+        if number in self._counted_only and graph_task() == -1:
+            facts = FACTS.get(id(func)) or facts_of(func)
+            if facts.name == self._names[number]:
+                out = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
+                self.tape.ops = number + 1
+                self.resume(number + 1)
+                return out
         out = Recorder.__torch_dispatch__(self, func, types, args, kwargs)
         if self.gauge is not None:
             self.gauge.saw(out)
+        if self._learner is not None and self.tape.ops == number:
+            self._learner.passed(facts_of(func))
         return out
 
     def _made(
@@ -125,7 +137,7 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         if self._learner is not None:
             matters = recipe is not None or overwrites or facts.region or facts.regathers or number in self._elsewhere
             written = [storage_key(w.storage) for w in writes]
-            self._learner.made([key for _, _, _, key in fresh], written, matters)
+            self._learner.made(facts, [key for _, _, _, key in fresh], written, matters)
         if attention is not None:
             self._note_versions(attention, fresh, writes)
         return recipe
@@ -212,9 +224,11 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         """The handle that autograd gets instead of `tensor`."""
         if self.differs_at is not None:
             return super().pack(tensor)
-        handle = self._put_elsewhere(tensor) if self._ferry is not None else None
-        if handle is None:
-            handle = Recorder.pack(self, tensor)
+        storage, value = self._known(tensor)
+        if value is not None and self._ferry is not None and self._ferry.takes(value, tensor):
+            handle: Handle | Kept = self._put_elsewhere(tensor, value, self._ferry)
+        else:
+            handle = self._handle_on(tensor, storage, value)
         if self._learner is not None and (self.tape.first_handle is None or type(handle) is not Kept):
             self._learner.must_save()
         if self.tape.first_handle is None:
@@ -225,13 +239,9 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
                 return TransientHandle(handle.ref, self.tape)
         return handle
 
-    def _put_elsewhere(self, tensor: Tensor) -> Handle | Kept | None:
-        """The handle on a value that waits elsewhere; None for all others."""
-        assert self._ferry is not None
-        _, value = self._known(tensor)
-        if value is None or not self._ferry.takes(value, tensor):
-            return None
-        self._ferry.put(value, tensor)
+    def _put_elsewhere(self, tensor: Tensor, value: Value, ferry: Ferry) -> Handle:
+        """The handle on a value that waits elsewhere."""
+        ferry.put(value, tensor)
         if self.sleeps and value.tensor is None:
             value.version = version_if_counted(tensor)  # its memory may be gone when that is asked for (`_settle`)
         if not value.counted:

@@ -403,7 +403,9 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
 
     def pack(self, tensor: Tensor) -> Handle | Kept:
         """The handle that autograd gets instead of `tensor`."""
-        storage, value = self._known(tensor)
+        return self._handle_on(tensor, *self._known(tensor))
+
+    def _handle_on(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> Handle | Kept:
         if value is None or storage is None:
             self.tape.outside_values += 1
             return Kept(tensor, None)

@@ -8,7 +8,7 @@ is forgotten at once, and with it every input that nobody else wants (Rule 4).
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from . import numerics, randomness
 from .tape import Tape
 from .torch_private import below_autograd
 from .values import Recipe, Ref, Scratch, Tensor, Value, Write, view_of
+
+if TYPE_CHECKING:
+    from .room import Room
 
 
 class Handle:
@@ -32,17 +35,34 @@ class Handle:
         """The tensor that autograd saved."""
         ref, tape = self.ref, self.tape
         value = ref.value
-        with tape.lock, below_autograd():
+        with tape.lock:
             if tape.room is not None:
-                tape.room.asks()
+                return self._within(tape.room)
+            if value.tensor is None:
+                with below_autograd():
+                    make(value, tape)
+            elif value.version >= 0 and (why := value.changed()):
+                raise _stale(value, why, "it was saved for backward", tape)
+            tensor = value.tensor
+            assert tensor is not None
+            if ref.is_all_of(tensor):
+                return tensor
+            with below_autograd():
+                return ref.over(tensor)
+
+    def _within(self, room: Room) -> Tensor:
+        """The same under a budget."""
+        ref, tape = self.ref, self.tape
+        value = ref.value
+        with below_autograd():
+            room.asks()
             if value.tensor is None:
                 make(value, tape)
             elif value.version >= 0 and (why := value.changed()):
                 raise _stale(value, why, "it was saved for backward", tape)
             tensor = value.tensor  # held here, it is not evicted
             assert tensor is not None
-            if tape.room is not None:
-                tape.room.asked(value)
+            room.asked(value)
             return ref.over(tensor)
 
 

@@ -142,17 +142,26 @@ class Ref:
         self.neg = tensor.is_neg()
         self.conj = dtype.is_complex and tensor.is_conj()
 
-    def over(self, base: Tensor) -> Tensor:
-        """This view over the memory of `base`, which has the value's content."""
-        if (
+    def is_all_of(self, base: Tensor) -> bool:
+        """Whether it is `base` as it stands."""
+        return (
             base.dtype is self.dtype
             and base.size() == self.size
             and base.stride() == self.stride
             and base.storage_offset() == self.offset
-            and not base.is_neg()
-            and not (self.dtype.is_complex and base.is_conj())
-        ):
-            tensor = base
+            and base.is_neg() == self.neg
+            and (not self.dtype.is_complex or base.is_conj() == self.conj)
+        )
+
+    def over(self, base: Tensor) -> Tensor:
+        """This view over the memory of `base`, which has the value's content. To be called below autograd."""
+        if self.is_all_of(base):
+            return base
+        if base.dtype is self.dtype and not (base.is_neg() or base.is_conj() or base.is_quantized):
+            try:  # six times as fast as a new tensor
+                tensor = base.as_strided(self.size, self.stride, self.offset)
+            except RuntimeError as error:
+                raise _does_not_fit(self.size, self.stride, self.offset, base.untyped_storage().nbytes()) from error
         else:
             tensor = view_of(base, self.dtype, self.size, self.stride, self.offset)
         if self.conj:
@@ -174,11 +183,17 @@ def view_of(
     storage = base.untyped_storage()
     last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else offset - 1
     if (last + 1) * dtype.itemsize > storage.nbytes():
-        raise ReplayMismatchError(
-            f"a view of {tuple(size)} with strides {stride} at offset {offset} does not fit into "
-            f"{storage.nbytes()} bytes: its storage was freed or replaced since forward"
-        )
+        raise _does_not_fit(size, stride, offset, storage.nbytes())
     return torch.empty(0, dtype=dtype, device=base.device).set_(storage, offset, size, stride)
+
+
+def _does_not_fit(
+    size: torch.Size, stride: tuple[int, ...], offset: int | torch.SymInt, nbytes: int
+) -> ReplayMismatchError:
+    return ReplayMismatchError(
+        f"a view of {tuple(size)} with strides {stride} at offset {offset} does not fit into {nbytes} bytes: its "
+        f"storage was freed or replaced since forward"
+    )
 
 
 def flat(tensor: Tensor) -> Tensor:
