@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .harness.records import Run
 
 RESULTS = Path(__file__).parent / "results" / "peers"
+LARGE_RESULTS = RESULTS.parent / "large"
 ROUNDS, FEW_ROUNDS, QUICK_ROUNDS = 15, 5, 2
 MINUTES = 38.0
 
@@ -33,7 +34,8 @@ def list_everything(context: click.Context, option: click.Parameter, value: bool
         return
     from .harness import models, variants
 
-    for title, catalogue in (("models", models.STANDARD), ("models with --quick", models.TINY)):
+    catalogues = {"models": models.STANDARD, "models with --large": models.LARGE, "models with --quick": models.TINY}
+    for title, catalogue in catalogues.items():
         click.echo(f"{title}:")
         for name, case in catalogue.items():
             click.echo(f"  {name:12}{case.title}")
@@ -41,6 +43,7 @@ def list_everything(context: click.Context, option: click.Parameter, value: bool
     for name in models.STANDARD:
         if more := [way for way in variants.standard(name) if way not in variants.STANDARD]:
             click.echo(f"and of {name}:\n  {', '.join(more)}")
+    click.echo(f"variants with --large:\n  {', '.join(with_plain(list(variants.DECIDED)))}")
     click.echo(f"variants with --quick:\n  {', '.join(variants.QUICK)}")
     click.echo(f"and any of these forms:\n  {', '.join(variants.FORMS)}")
     context.exit()
@@ -56,6 +59,7 @@ def main() -> None:
 
 @main.command()
 @click.option("--quick", is_flag=True, help="Tiny models and few variants: does it run?")
+@click.option("--large", is_flag=True, help="Models whose plain step takes 1 to 3 s, and what the targets compare.")
 @click.option("--models", "chosen_models", help="Some of the models, with commas between.")
 @click.option("--variants", "chosen_variants", help="Some of the variants, with commas between; plain is added.")
 @click.option(
@@ -65,21 +69,26 @@ def main() -> None:
     "with --quick]",
 )
 @click.option("--minutes", type=float, help="For all models: fewer rounds are taken where it would take longer.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Where results go.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"Where results go.  [benchmarks/results/{RESULTS.name}, or {LARGE_RESULTS.name} with --large]",
+)
 @click.option(
     "--rss/--no-rss",
     default=None,
-    help="Measure resident memory of a few variants, each in a process of its own.  [yes, or no with --quick or "
-    "--models]",
+    help="Measure resident memory of a few variants, each in a process of its own.  [yes, or no with --quick, --large "
+    "or --models]",
 )
 @click.option("--compile-seconds", type=float, help="Deadline for compiling one model in one way.  [180]")
 def run(
     quick: bool,
+    large: bool,
     chosen_models: str | None,
     chosen_variants: str | None,
     rounds: int | None,
     minutes: float | None,
-    out: Path,
+    out: Path | None,
     rss: bool | None,
     compile_seconds: float | None,
 ) -> None:
@@ -89,12 +98,16 @@ def run(
     machine.keep_freed_memory("benchmarks")  # before torch is imported: it starts this program anew
     from .harness import compiled, models, pages, resident, running, variants
 
-    catalogue = "tiny" if quick else "standard"
+    if quick and large:
+        raise click.UsageError("either --quick or --large")
+    catalogue = "tiny" if quick else "large" if large else "standard"
+    out = out or (LARGE_RESULTS if large else RESULTS)
     cases = models.CATALOGUES[catalogue]
     wanted = names(chosen_models) or list(cases)
     if unknown := [name for name in wanted if name not in cases]:
         raise click.UsageError(f"no such model: {', '.join(unknown)}; there are {', '.join(cases)}")
-    chosen = names(chosen_variants) or (list(variants.QUICK) if quick else None)
+    usual = list(variants.QUICK) if quick else list(variants.DECIDED) if large else None
+    chosen = names(chosen_variants) or usual
     ways = {name: variants.standard(name) if chosen is None else with_plain(chosen) for name in wanted}
     try:
         for way in dict.fromkeys(way for each in ways.values() for way in each):
@@ -118,7 +131,7 @@ def run(
     found = running.run_models(
         {name: cases[name] for name in wanted}, ways, timing, file, say, {"catalogue": catalogue}, finished
     )
-    if rss if rss is not None else not quick and chosen_models is None:
+    if rss if rss is not None else not quick and not large and chosen_models is None:
         resident.measure_resident(found, catalogue, say)
         found.save(file)
     pages.write_page(found, page, out)

@@ -24,6 +24,7 @@ OTHER_PAGES = {
     "scaling.md": "how costs grow with depth, batch and length, and what planning and recording take",
     "overhead.md": "what recording costs, by op",
     "schedules.md": "schedules for chains beside their peers",
+    "../large/RESULTS.md": "the targets once more, with steps that take 1 to 3 s",
     "../held.md": "whether budgets hold, on twelve architectures",
 }
 
@@ -64,11 +65,11 @@ def markdown(run: Run, links: dict[str, str], why: dict[str, str], others: dict[
     parts = [
         "# lowtide beside its peers",
         setting(run) + ".",
-        "Made by `python -m benchmarks run`, which is part of `make bench`; the machine's load was "
-        f"{run.machine['load']} at the start, the allocator was told {_told(run.machine['allocator'])}. The same model "
-        "and batch for every variant, all of them in turn in each round, each step between two plain ones. A time is "
-        "the processor's (all threads), over plain's: over the mean of the plain steps just before and just after, and "
-        "of all rounds the median; *min* compares the quickest step with the quickest of as "
+        f"Made by {_command(run)}; the machine's load was {run.machine['load']} at the start, the allocator was told "
+        f"{_told(run.machine['allocator'])}. The same model and batch for every variant, all of them in turn in each "
+        "round, each step between two plain ones. A time is the processor's (all threads), over plain's: over the mean "
+        "of the plain steps just before and just after, and of all rounds the median; *min* compares the quickest step "
+        "with the quickest of as "
         "many plain ones. A peak is that of all live tensor bytes in a step, by one meter for all. Two times differ if "
         f"they do by more than {SURE_WITHIN:g} standard errors, estimated from the rounds, and {100 * FLOOR:g} %; "
         f"otherwise, and with fewer than {LEAST_ROUNDS} rounds, it is undecided.",
@@ -125,6 +126,12 @@ def _set_up(run: Run) -> list[str]:
         if how
         else []
     )
+
+
+def _command(run: Run) -> str:
+    if run.settings.get("catalogue") == "large":
+        return "`python -m benchmarks run --large`"
+    return "`python -m benchmarks run`, which is part of `make bench`"
 
 
 def _told(allocator: dict[str, str]) -> str:

@@ -18,7 +18,7 @@ from benchmarks.harness.blocks import blocks, each_block_checkpointed, rows_of_b
 from benchmarks.harness.compiled import CompileDeadlineError, deadline
 from benchmarks.harness.contract import Plain, Variant
 from benchmarks.harness.machine import ALLOCATOR
-from benchmarks.harness.models import CATALOGUES, Case, gpt2, t5
+from benchmarks.harness.models import CATALOGUES, DECIDED_ON, Case, gpt2, t5
 from benchmarks.harness.ours import NOT_FOLLOWED
 from benchmarks.harness.peers import CHECKPOINT
 from benchmarks.harness.records import ModelResult
@@ -266,6 +266,17 @@ def test_the_command_names_what_does_not_exist(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, call, env=ALLOCATOR)  # with these it does not start itself anew
     assert done.exit_code == 2
     assert "no such model: gpt5; there are gpt2, resnet50, lstm" in done.output
+    done = CliRunner().invoke(main, ["run", "--quick", "--large", "--out", str(tmp_path)], env=ALLOCATOR)
+    assert done.exit_code == 2
+    assert "either --quick or --large" in done.output
+
+
+def test_targets_are_decided_on_the_same_models_with_larger_batches() -> None:
+    assert tuple(CATALOGUES["large"]) == DECIDED_ON
+    for name in DECIDED_ON:
+        (_, batch), (_, larger) = CATALOGUES["standard"][name].build(), CATALOGUES["large"][name].build()
+        assert {k: v.shape[1:] for k, v in larger.items()} == {k: v.shape[1:] for k, v in batch.items()}
+        assert all(len(larger[key]) == 2 * len(batch[key]) for key in batch)
 
 
 def swallow_one_and_go_on() -> None:
