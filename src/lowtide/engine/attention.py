@@ -62,7 +62,7 @@ class Learner(Whereabouts):
         self._saves: set[int] = set()
         self._noted: set[int] = set()
         self._of_op: list[int] = []  # the stretch that each op is in
-        self._simple: set[int] = set()  # the ops that can do nothing but make something
+        self._simple: set[int] = set()  # the ops that need not be looked at unless they are to be noted
         self._uneven: set[int] = set()  # stretches with such an op that made nothing, and so has no number
         self._overwrites: list[list[int]] = []  # by op: the ops that wrote that memory before
         self._maker: dict[int, int] = {}  # by the key of a storage: the op that wrote it last
@@ -104,11 +104,14 @@ class Learner(Whereabouts):
         if facts.simple and not facts.views:
             self._uneven.add(len(self._begins) - 1)
 
-    def made(self, facts: OpFacts, fresh: Sequence[int], written: Sequence[int], matters: bool) -> None:
-        """An op has made and written the storages with these keys; if that matters, then also what was there before."""
+    def made(self, fresh: Sequence[int], written: Sequence[int], *, matters: bool, simple: bool) -> None:
+        """An op has made and written the storages with these keys; if that matters, then also what was there before.
+
+        `simple`: it is one that plans know, and can do nothing but make something.
+        """
         number = len(self._of_op)
         self._of_op.append(len(self._begins) - 1)
-        if facts.simple:
+        if simple:
             self._simple.add(number)
         self._overwrites.append([self._maker[key] for key in written if key in self._maker])
         if matters:

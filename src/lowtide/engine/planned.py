@@ -137,7 +137,8 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         if self._learner is not None:
             matters = recipe is not None or overwrites or facts.region or facts.regathers or number in self._elsewhere
             written = [storage_key(w.storage) for w in writes]
-            self._learner.made(facts, [key for _, _, _, key in fresh], written, matters)
+            simple = facts.simple and number < len(self._names)
+            self._learner.made([key for _, _, _, key in fresh], written, matters=matters, simple=simple)
         if attention is not None:
             self._note_versions(attention, fresh, writes)
         return recipe
