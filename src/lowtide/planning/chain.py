@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 
 from .candidate import Candidate, judged
+from .greedy import improve
 from .milp import MilpResult, solve_milp
 from .problem import Problem
 from .repair import repair
@@ -63,9 +64,7 @@ def solve_chain(
             anchors=held,
             widen=widen,
         )
-        if found.keep is None and (not widen or best is not None):
-            continue
-        other = fitting(simulator, found, budget_bytes, solver, deadline)
+        other = fitting(simulator, found, budget_bytes, solver, deadline, good_enough_s)
         if other is not None and (best is None or other.extra_s < best.extra_s):
             best = other
         if found.optimal and ties is None and not held:
@@ -74,22 +73,34 @@ def solve_chain(
 
 
 def fitting(
-    simulator: Simulator, found: MilpResult, budget_bytes: int, solver: str, deadline: float
+    simulator: Simulator,
+    found: MilpResult,
+    budget_bytes: int,
+    solver: str,
+    deadline: float,
+    good_enough_s: float = 0.0,
 ) -> Candidate | None:
-    """What the programme found; failing that, what it nearly found, repaired."""
+    """What the programme found; unless that is good enough also what it nearly found, repaired, if it is better.
+
+    The last rounds of the programme often have no time left for a good plan, where the first nearly had one.
+    """
+    best: Candidate | None = None
     if found.keep is not None and found.simulation is not None:
-        return Candidate(tuple(found.keep), frozenset(), found.simulation, solver, found.offload)
-    mended: Candidate | None = None
-    for miss in found.misses[:_MISSES_MENDED]:
-        keep, offload = miss
-        near = judged(simulator, keep, offload=offload, room_bytes=budget_bytes, solver=f"{solver}, repaired")
+        best = Candidate(tuple(found.keep), frozenset(), found.simulation, solver, found.offload)
+    for keep, offload in found.misses[:_MISSES_MENDED]:
         left_s = deadline - time.monotonic()
-        if near is None or left_s < 0:
+        if (best is not None and best.extra_s <= good_enough_s) or left_s < 0:
+            break
+        near = judged(simulator, keep, offload=offload, room_bytes=budget_bytes, solver=f"{solver}, repaired")
+        if near is None or (best is not None and near.extra_s >= best.extra_s):
             continue
-        other = repair(simulator, near, budget_bytes, deadline=time.monotonic() + max(left_s / 2, 0.5))
-        if other is not None and (mended is None or other.extra_s < mended.extra_s):
-            mended = other
-    return mended
+        mended = repair(simulator, near, budget_bytes, deadline=time.monotonic() + max(left_s / 2, 0.5))
+        if mended is None:
+            continue
+        mended = improve(simulator, mended, budget_bytes, deadline=time.monotonic() + max(left_s / 4, 0.2))
+        if best is None or mended.extra_s < best.extra_s:
+            best = mended
+    return best
 
 
 def reach_of(problem: Problem, stretches: list[Stretch]) -> int | None:

@@ -172,7 +172,7 @@ def _untied(
         better_than_s=None if best is None else best.extra_s - _GOOD_ENOUGH * problem.trace.step_s,
     )
     if found.keep is None and best is not None:
-        return None  # there is a plan already; a repaired one would hardly be better
+        return None  # there is a plan already, also of what it nearly found, repaired
     return fitting(simulator, found, budget_bytes, "MILP", deadline)
 
 
