@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..policies import KeepNone
-from .coldness import Walk
+from .coldness import BETWEEN_OPS, BETWEEN_REPLAYS, Walk
 from .modules import Whereabouts
 from .recorder import Recorder
 from .replay import Handle
 from .tape import Tape
 from .values import Kept, Tensor
 
-_OPS, _ROUNDS = 24, 3
+_OPS, _ROUNDS = 12, 3
 
 
 class Calibration(NamedTuple):
@@ -44,60 +45,72 @@ def calibration() -> Calibration:
     collects = gc.isenabled()
     gc.disable()
     try:
-        (op_s, _), (noted_s, again_s) = _least_s(torch.sin, False), _least_s(torch.sin, True)
-        (view_s, _), (seen_s, _) = _least_s(_turned, False), _least_s(_turned, True)
+        op_s, noted_s = _least_s(partial(_forward_s, torch.sin)), _least_s(partial(_recorded_s, torch.sin))
+        view_s, seen_s = _least_s(partial(_forward_s, _turned)), _least_s(partial(_recorded_s, _turned))
+        once_s, again_s = _least_s(partial(_forward_s, torch.sin, BETWEEN_REPLAYS)), _least_s(_replayed_s)
     finally:
         if collects:
             gc.enable()
     return Calibration(
         op_s=max(0.0, noted_s - op_s),
         view_s=max(0.0, seen_s - view_s),
-        replay_s=max(0.0, again_s - op_s),
+        replay_s=max(0.0, again_s - once_s),
     )
 
 
-def _least_s(op: Callable[[Tensor], Tensor], recorded: bool) -> tuple[float, float]:
+def _least_s(round_s: Callable[[], float]) -> float:
     """The least of some rounds, the first of which pays for what is made but once."""
-    rounds = [_chain_s(op, recorded) for _ in range(1 + _ROUNDS)][1:]
-    return min(forward_s for forward_s, _ in rounds), min(again_s for _, again_s in rounds)
+    return min([round_s() for _ in range(1 + _ROUNDS)][1:])
 
 
 def _turned(x: Tensor) -> Tensor:
     return x.transpose(0, 1)
 
 
-def _chain_s(op: Callable[[Tensor], Tensor], recorded: bool) -> tuple[float, float]:
-    """What an op takes in forward, and what it takes to be made again; of many, the one in the middle."""
-    walk = Walk()
-    x = torch.ones(8, 8, requires_grad=True)
-    handles: list[Handle | Kept] = []
-
-    def timed(action: Callable[[], Any]) -> tuple[Any, float]:
-        walk()
-        start = time.perf_counter()
-        out = action()
-        return out, time.perf_counter() - start
-
-    def chain() -> list[float]:
-        y, times = x, []
-        for _ in range(_OPS):
-            y, seconds = timed(partial(op, y))
-            times.append(seconds)
-        return times
-
+def _forward_s(op: Callable[[Tensor], Tensor], moved_bytes: int = BETWEEN_OPS) -> float:
+    """What an op takes; of many, the one in the middle."""
+    walk, times = Walk(moved_bytes), []
+    y = torch.ones(8, 8, requires_grad=True)
     with torch.enable_grad():
-        if not recorded:
-            return median(chain()), 0.0
-        policy = KeepNone()
-        tape = Tape(repr(policy))
-        recorder = Recorder(policy, tape, Whereabouts(policy, tape), verify=False)
+        for _ in range(_OPS):
+            walk()
+            start = time.perf_counter()
+            y = op(y)
+            times.append(time.perf_counter() - start)
+    return median(times)
 
-        def pack(tensor: Tensor) -> Handle | Kept:
-            handles.append(recorder.pack(tensor))
-            return handles[-1]
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda handle: handle.unpack()), recorder:
-            times = chain()
-    # In the order of forward each takes the replay of one op.
-    again = [timed(handle.unpack)[1] for handle in handles if isinstance(handle, Handle)]
-    return median(times), median(again) if again else 0.0
+def _recorded_s(op: Callable[[Tensor], Tensor]) -> float:
+    """What it takes with a recorder."""
+    with _recording([]):
+        return _forward_s(op)
+
+
+def _replayed_s() -> float:
+    """What it takes to be made again, in the order of forward, in which each takes the replay of one op."""
+    handles: list[Handle | Kept] = []
+    with _recording(handles):
+        _forward_s(torch.sin)
+    walk, times = Walk(BETWEEN_REPLAYS), []
+    for handle in handles:
+        if isinstance(handle, Handle):
+            walk()
+            start = time.perf_counter()
+            handle.unpack()
+            times.append(time.perf_counter() - start)
+    return median(times) if times else 0.0
+
+
+@contextmanager
+def _recording(handles: list[Handle | Kept]) -> Iterator[None]:
+    """Nothing is kept; autograd's handles come to the list."""
+    policy = KeepNone()
+    tape = Tape(repr(policy))
+    recorder = Recorder(policy, tape, Whereabouts(policy, tape), verify=False)
+
+    def pack(tensor: Tensor) -> Handle | Kept:
+        handles.append(recorder.pack(tensor))
+        return handles[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda handle: handle.unpack()), recorder:
+        yield

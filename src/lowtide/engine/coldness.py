@@ -7,14 +7,16 @@ import torch
 
 from .torch_private import without_modes
 
-_BYTES, _ROWS, _SIZE = 2**23, 64, 512
+BETWEEN_OPS, BETWEEN_REPLAYS = 2**23, 2**25
+"""Bytes that were moved since the recorder last ran, and, in backward, since anything was last replayed."""
+_ROWS, _SIZE = 64, 512
 
 
 class Walk:
     """Goes through megabytes of memory, and through the code of a matrix product."""
 
-    def __init__(self) -> None:
-        self._here, self._there = np.zeros(_BYTES, dtype=np.uint8), np.zeros(_BYTES, dtype=np.uint8)
+    def __init__(self, nbytes: int = BETWEEN_OPS) -> None:
+        self._here, self._there = np.zeros(nbytes, dtype=np.uint8), np.zeros(nbytes, dtype=np.uint8)
         self._rows, self._matrix = torch.ones(_ROWS, _SIZE), torch.ones(_SIZE, _SIZE)
 
     def __call__(self) -> None:
