@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 import torch
+from torch import nn
 
 import lowtide
 from lowtide._plan import profile
@@ -23,7 +25,7 @@ def test_it_is_measured_once_and_disturbs_nothing() -> None:
     before, state = lowtide.report(), torch.get_rng_state()
     found = calibration()
     assert 1e-6 < found.op_s < 1e-2
-    assert 0 < found.view_s < found.op_s
+    assert 0 <= found.view_s < 1e-2  # a difference of two times, on a machine that others use
     assert 1e-6 < found.replay_s < 1e-2
     assert calibration() is found
     assert lowtide.report() == before
@@ -37,7 +39,7 @@ def test_a_plan_that_records_predicts_that_too() -> None:
     model, batch = deep.build("gpt2")
     trace = profile(model, batch)
     found = calibration()
-    assert trace.recording_s > len(trace.ops) * found.op_s  # there are views too
+    assert trace.recording_s >= len(trace.ops) * found.op_s  # there are views too
     assert trace.replay_s == found.replay_s
     everything = solve(trace, 2**60)
     assert everything.predicted_step_s == everything.plain_step_s
@@ -52,3 +54,32 @@ def test_a_plan_that_records_predicts_that_too() -> None:
     replayed_s = sum(sorted(op.time_s for op in trace.ops)[: half.replayed_ops]) + half.replayed_ops * found.replay_s
     assert half.predicted_step_s > half.plain_step_s + half.recording_s + 0.5 * replayed_s
     assert half.gap == (half.predicted_step_s - half.bound_step_s) / half.plain_step_s
+
+
+def test_a_verified_op_takes_the_less_of_its_two_times() -> None:
+    """Checking the op before has been through the caches, so that the first run is slower than in a plain step."""
+    runs: list[bool] = []
+
+    @torch.library.custom_op("lowtide_test::slow_at_first", mutates_args=())
+    def slow_at_first(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.0 if runs else 0.2)
+        runs.append(True)
+        return x.sin()
+
+    slow_at_first.register_autograd(
+        lambda ctx, grad: grad * ctx.saved_tensors[0].cos(),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    lowtide.allow_replay("lowtide_test::slow_at_first")
+
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = torch.ops.lowtide_test.slow_at_first(super().forward(x))
+            return out.square().mean()
+
+    for verify in (False, True):
+        runs.clear()
+        trace = profile(Model(4, 4), torch.ones(2, 4), loss=lambda out: out, verify=verify)
+        (op,) = (op for op in trace.ops if "slow_at_first" in op.name)
+        assert (op.time_s < 0.1) == verify
+        assert len(runs) == 1 + verify

@@ -266,6 +266,11 @@ def test_in_place_on_what_a_recipe_needs_copies_it_first() -> None:
     assert lowtide.report().bytes_copied == 2 * 400
 
 
+def test_ops_are_allowed_by_name() -> None:
+    with pytest.raises(lowtide.ArgumentError, match=r'such as "mylib::op".*not OpOverload aten.sin.default'):
+        lowtide.allow_replay(torch.ops.aten.sin.default)  # type: ignore[arg-type]
+
+
 def test_custom_ops_are_kept_unless_allowed() -> None:
     calls = []
 

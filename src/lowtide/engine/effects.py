@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._errors import ArgumentError
 from .torch_private import kernel_of, returns_only_views, written_arguments
 
 # Rule 7: these write running statistics (arguments 3 and 4) when argument 5, `training`, is true, and
@@ -191,5 +192,7 @@ def allow_replay(op: str) -> None:
     Its values may then be recomputed. Ops of other libraries are kept by default, because running one
     twice could count, print, send or draw twice (Rule 2).
     """
+    if not isinstance(op, str):
+        raise ArgumentError(f'allow_replay takes a name, such as "mylib::op" or "mylib", not {type(op).__name__} {op}')
     _allowed.add(op.replace("::", "."))
     FACTS.clear()

@@ -8,6 +8,8 @@ Under a budget that leaves no room for a second copy of what an op makes, the op
 
 from __future__ import annotations
 
+import contextlib
+import math
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 
 from . import randomness
+from .costs import timed
 from .overwriting import Written
 from .replay import copy_of_storage
 from .tape import Tape
@@ -28,6 +31,8 @@ class Verifier:
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
+        self.took_us = math.inf
+        """The kernel of the op that was checked last, when it was replayed, if it was."""
         self._fingerprints: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
 
     def before_write(self, writes: Sequence[Written]) -> None:
@@ -58,6 +63,7 @@ class Verifier:
         writes: Sequence[Written],
     ) -> None:
         """Replay a recipe that was just noted; pin what it made unless that is the same to the bit."""
+        self.took_us = math.inf
         if recipe.origin.facts.blank:
             return  # nobody may rely on what is in there
         outs = out if isinstance(out, (tuple, list)) else (out,)
@@ -74,11 +80,8 @@ class Verifier:
         again_kwargs = {
             name: _build(n, kwargs[name], private, overwritten) for name, n in (recipe.kwargs or {}).items()
         }
-        if recipe.draw is None:
-            again = recipe.origin.facts.call(*again_args, **again_kwargs)
-        else:
-            with randomness.replaying(recipe.draw):
-                again = recipe.origin.facts.call(*again_args, **again_kwargs)
+        with contextlib.nullcontext() if recipe.draw is None else randomness.replaying(recipe.draw):
+            again, self.took_us = timed(recipe.origin.facts, tuple(again_args), again_kwargs)
 
         agains = again if isinstance(again, (tuple, list)) else (again,)
         padded = recipe.origin.facts.padded
