@@ -153,7 +153,7 @@ def profile(
         room.profile.ended()
         del value
         parameter = next(model.parameters(), None)
-        trace = room.profile.trace(room.peak_bytes, parameter.device.type if parameter is not None else "cpu")
+        trace = recorder.trace(parameter.device.type if parameter is not None else "cpu")
         return shift(trace, -spare_bytes)
 
 

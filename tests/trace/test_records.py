@@ -123,7 +123,7 @@ def test_what_is_no_trace_is_refused(text):
 def test_another_version_is_refused_with_a_remedy(trace):
     document = json.loads(trace.to_json())
     document["version"] = 99
-    with pytest.raises(ArgumentError, match=r"version 99.*reads version 3: make it again"):
+    with pytest.raises(ArgumentError, match=r"version 99.*reads version 4: make it again"):
         Trace.from_json(json.dumps(document))
 
 
@@ -134,7 +134,7 @@ def test_every_damage_to_a_field_is_an_argument_error(trace):
             if wrong == good[field] or (field == "note" and wrong == "x") or (field == "device" and wrong == "x"):
                 continue
             document = {**good, field: wrong}
-            if field in ("step_s", "recording_s", "replay_s") and wrong == 1.5:
+            if field in ("step_s", "recording_s", "attending_s", "replay_s") and wrong == 1.5:
                 continue  # another time, and a valid one
             if field == "peak_bytes" and wrong == -1:
                 continue  # not looked at

@@ -40,6 +40,7 @@ class Whereabouts:
         self.policy = policy
         self._tape = tape
         self.place = Place("", None, policy.needs_layers, False)
+        self.calls = 0
         self.layers_entered = 0
         self._stack: list[Place] = []
         self._map: Map | None = None
@@ -47,6 +48,7 @@ class Whereabouts:
 
     def enter(self, module: nn.Module) -> None:
         """A module's forward begins."""
+        self.calls += 1
         here = self.place
         if not self._stack:
             self._map = self._map_of(module)

@@ -70,6 +70,7 @@ class Profile:
         self._lives: dict[int, weakref.ref[Tensor]] = {}  # storage number: the tensor that user code got
         self._latest: dict[int, int] = {}  # storage number: the value it has now
         self.views = 0  # ops of forward that made no value
+        self.handed_over = 0  # tensors that autograd saved
         self._calibration = calibration()  # not in backward, where nothing is recorded
         self._ended = time.perf_counter()
         self.watching_s: list[float] = []  # by ask: what watching backward has taken
@@ -163,7 +164,7 @@ class Profile:
 
     # -- the result -----------------------------------------------------------------------------------
 
-    def trace(self, peak_bytes: int, device: str) -> records.Trace:
+    def trace(self, peak_bytes: int, device: str, module_calls: int) -> records.Trace:
         """All of it, for a planner."""
         count = len(self.ops)
         values = tuple(
@@ -196,6 +197,7 @@ class Profile:
             peak_bytes,
             device,
             recording_s=len(ops) * self._calibration.op_s + self.views * self._calibration.view_s,
+            attending_s=self.handed_over * self._calibration.save_s + module_calls * self._calibration.call_s,
             replay_s=self._calibration.replay_s,
         )
 
@@ -325,6 +327,10 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         finally:
             profile.leave()
 
+    def trace(self, device: str) -> records.Trace:
+        """The step that was recorded, for a planner."""
+        return self.room.profile.trace(self.room.peak_bytes, device, self.where.calls)
+
     def _timed(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
         """Run an op; each is timed, not only the first of those alike."""
         return timed(facts, args, kwargs)
@@ -367,6 +373,7 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
     def pack(self, tensor: Tensor) -> Handle | Kept:
         """The handle that autograd gets; also for values that cannot be made again, to see when they are asked for."""
         self.room.profile.back()
+        self.room.profile.handed_over += 1
         try:
             return self._packed(tensor)
         finally:

@@ -125,7 +125,7 @@ class Fitted:
         if isinstance(recorder, TracingRecorder):
             room = recorder.room
             room.profile.ended()
-            kind.trace = room.profile.trace(room.peak_bytes, _device_of(self._model()))
+            kind.trace = recorder.trace(_device_of(self._model()))
             kind.outside_bytes = step.outside_bytes
         elif isinstance(recorder, PlannedRecorder):
             self._judge(kind, recorder)

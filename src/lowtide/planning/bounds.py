@@ -20,7 +20,7 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
 from .formulation import Formulation, Place, Rows
 from .problem import Problem
-from .simulator import Simulator
+from .simulator import Bytes, Simulator
 from .stages import Stages
 
 _ROUNDS = 6
@@ -50,13 +50,16 @@ def lower_bound(problem: Problem, budget_bytes: int, *, deadline: float | None =
     model = Formulation(problem)
     if not model.n_variables:
         return Bound(plain_s, impossible=False)
+    keep_all = Simulator(problem).run(problem.keep_all())
     until = math.inf if deadline is None else deadline
     best_s, forward = _whole_step(model, budget_bytes, until)
     if best_s is not None and time.monotonic() < until:
-        staged_s = Stages(model, budget_bytes, forward, _fullest_asks(problem)).least_s(until, whole=whole)
+        staged_s = Stages(model, budget_bytes, forward, _fullest(keep_all.ask_live)).least_s(until, whole=whole)
         best_s = None if staged_s is None else max(best_s, staged_s * _ROUNDING)
     if best_s is None:
         return Bound(plain_s, impossible=True)
+    if keep_all.peak_bytes > budget_bytes:  # so that something is to be noted, whatever it is
+        best_s += problem.trace.attending_s
     return Bound(plain_s + best_s, impossible=False)
 
 
@@ -96,9 +99,8 @@ def _relaxed(model: Formulation, rows: Rows, until: float) -> OptimizeResult:
     )
 
 
-def _fullest_asks(problem: Problem) -> list[int]:
-    """The asks at which most would be alive if everything were kept, apart from each other."""
-    live = Simulator(problem).run(problem.keep_all()).ask_live
+def _fullest(live: Bytes) -> list[int]:
+    """The asks at which most is alive, apart from each other."""
     picked: list[int] = []
     for k in np.argsort(-live, kind="stable"):
         if all(abs(int(k) - other) > len(live) // 40 for other in picked):

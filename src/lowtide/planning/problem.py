@@ -68,9 +68,10 @@ class Problem:
             self.seeing_s[-1] += self.trace.recording_s / self.n_ops
 
     def recording_s(self, keep: Sequence[int | bool], elsewhere: Iterable[int]) -> float:
-        """What it takes that what is not simply kept is noted."""
+        """What it takes that what is not simply kept is noted; nothing where everything is."""
         recomputed = (j for j, kept in enumerate(keep) if not kept)
-        return sum(self.seeing_s[stretch] for stretch in {self.stretch[j] for j in (*recomputed, *elsewhere)})
+        seen = {self.stretch[j] for j in (*recomputed, *elsewhere)}
+        return sum(self.seeing_s[stretch] for stretch in seen) + (self.trace.attending_s if seen else 0.0)
 
     def _settle_ways(self) -> None:
         """Which values may wait elsewhere, and how: packed if that is exact or there is no store, else in the store."""

@@ -18,7 +18,13 @@ def check_trace(trace: Trace) -> None:
     """Raise `ArgumentError` at the first contradiction."""
     if trace.version != TRACE_VERSION:
         _refuse(f"it has version {trace.version}, this lowtide reads version {TRACE_VERSION}: profile again")
-    for what, seconds in (("a step", trace.step_s), ("recording", trace.recording_s), ("a replay", trace.replay_s)):
+    times = {
+        "a step": trace.step_s,
+        "recording": trace.recording_s,
+        "attending": trace.attending_s,
+        "a replay": trace.replay_s,
+    }
+    for what, seconds in times.items():
         if not _is_time(seconds):
             _refuse(f"{what} takes {seconds} s")
     _check_values(trace)

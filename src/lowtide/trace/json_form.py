@@ -43,6 +43,7 @@ def trace_to_json(trace: Trace) -> str:
         "note": trace.note,
         "step_s": trace.step_s,
         "recording_s": trace.recording_s,
+        "attending_s": trace.attending_s,
         "replay_s": trace.replay_s,
         "peak_bytes": trace.peak_bytes,
         "words": list(words),
@@ -125,6 +126,7 @@ def _build(document: dict[str, Any]) -> Trace:
         device=_text(document["device"]),
         note=_text(document["note"]),
         recording_s=_seconds(document["recording_s"]),
+        attending_s=_seconds(document["attending_s"]),
         replay_s=_seconds(document["replay_s"]),
     )
 

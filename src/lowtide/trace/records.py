@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .._errors import ArgumentError
 
-TRACE_VERSION = 3
+TRACE_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ class Trace:
     note: str = ""
     recording_s: float = 0.0
     """What noting the ops of such a step takes, where a plan is followed that does not keep everything."""
+    attending_s: float = 0.0
+    """What it takes besides, in such a step, that module calls are seen and all that autograd saves goes through us."""
     replay_s: float = 0.0
     """What replaying an op takes beside its own time."""
 
