@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from lowtide.codecs import CODECS, decode
 from lowtide.codecs._bitmap import gathered, pack_bits, packed_length, spread, unpack_bits
+from lowtide.codecs.mask import compared, worked_out
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 64, 1000, 4099])
@@ -16,3 +18,22 @@ def test_both_ways_agree_and_give_back_what_they_were_given(count: int, offset: 
     assert torch.equal(gathered(flags), packed)
     assert torch.equal(unpack_bits(packed, slice(0, count)), flags)
     assert torch.equal(spread(packed, count), flags)
+
+
+@pytest.mark.parametrize("count", [1, 9, 64, 4099])
+@pytest.mark.parametrize("two", [(0.0, 1.0), (0.0, 1.25), (-2.5, 1e-40), (3.0, 3.0)])
+def test_masks_are_the_same_by_torch_ops(count: int, two: tuple[float, float]) -> None:
+    generator = torch.Generator().manual_seed(count)
+    mask = torch.tensor(two)[(torch.rand(count, generator=generator) > 0.4).long()]
+    bits = mask.view(torch.int32)
+    low, high = int(bits.min()), int(bits.max())
+    flags = compared(bits, low, high)
+    assert flags is not None
+    assert (compared(torch.cat([bits, torch.tensor([7], dtype=torch.int32)]), low, high)) is None
+    again = torch.empty_like(bits)
+    worked_out(pack_bits(flags), low, low ^ high, again)
+    assert torch.equal(again, bits)
+    if (encoded := CODECS["mask"].encode(mask)) is not None:  # a few elements are not worth it
+        assert encoded.scalars == (low, low ^ high)
+        assert torch.equal(encoded.parts[0], pack_bits(flags))
+        assert torch.equal(decode(encoded), mask)

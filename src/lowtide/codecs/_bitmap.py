@@ -8,9 +8,11 @@ lowest bit where the lowest byte comes first; a packed map is not portable betwe
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ._contract import Tensor
@@ -41,6 +43,12 @@ def unpack_bits(packed: Tensor, piece: slice) -> Tensor:
         flags = np.unpackbits(part.numpy(), count=count, bitorder=_ORDER)
         return torch.from_numpy(flags).view(torch.bool)
     return spread(part, count)
+
+
+@lru_cache(maxsize=1)
+def bits_of_bytes() -> npt.NDArray[np.uint8]:
+    """By byte of a map: its eight bits, in order."""
+    return np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder=_ORDER)
 
 
 def gathered(flags: Tensor) -> Tensor:
