@@ -5,7 +5,7 @@ import torch
 
 from lowtide.codecs import CODECS, decode
 from lowtide.codecs._bitmap import gathered, pack_bits, packed_length, spread, unpack_bits
-from lowtide.codecs.mask import compared, worked_out
+from lowtide.codecs.mask import pack_by_ops, unpack_by_ops
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 64, 1000, 4099])
@@ -27,13 +27,13 @@ def test_masks_are_the_same_by_torch_ops(count: int, two: tuple[float, float]) -
     mask = torch.tensor(two)[(torch.rand(count, generator=generator) > 0.4).long()]
     bits = mask.view(torch.int32)
     low, high = int(bits.min()), int(bits.max())
-    flags = compared(bits, low, high)
-    assert flags is not None
-    assert (compared(torch.cat([bits, torch.tensor([7], dtype=torch.int32)]), low, high)) is None
+    packed = pack_by_ops(bits, low, high)
+    assert packed is not None
+    assert pack_by_ops(torch.cat([bits, torch.tensor([7], dtype=torch.int32)]), low, high) is None
     again = torch.empty_like(bits)
-    worked_out(pack_bits(flags), low, low ^ high, again)
+    unpack_by_ops(packed, low, low ^ high, again)
     assert torch.equal(again, bits)
     if (encoded := CODECS["mask"].encode(mask)) is not None:  # a few elements are not worth it
         assert encoded.scalars == (low, low ^ high)
-        assert torch.equal(encoded.parts[0], pack_bits(flags))
+        assert torch.equal(encoded.parts[0], packed)
         assert torch.equal(decode(encoded), mask)

@@ -8,18 +8,16 @@ lowest bit where the lowest byte comes first; a packed map is not portable betwe
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ._contract import Tensor
 
 # A bool at bit 8i is moved to bit 56 + i by 2^(56 - 7i); no two of the 64 products meet, so nothing carries.
 _GATHER = sum(2 ** (56 - 7 * i) for i in range(8))
-_ORDER: Literal["little", "big"] = "little" if sys.byteorder == "little" else "big"
+ORDER: Literal["little", "big"] = "little" if sys.byteorder == "little" else "big"
 _SPREAD = 0x0101010101010101
 _DIAGONAL = 0x8040201008040201 - 2**64  # byte i of the word keeps bit i
 
@@ -32,7 +30,7 @@ def packed_length(count: int) -> int:
 def pack_bits(flags: Tensor) -> Tensor:
     """Some bools, packed; the last byte is filled up with False."""
     if flags.device.type == "cpu":
-        return torch.from_numpy(np.packbits(flags.numpy(), bitorder=_ORDER))
+        return torch.from_numpy(np.packbits(flags.numpy(), bitorder=ORDER))
     return gathered(flags)
 
 
@@ -40,15 +38,9 @@ def unpack_bits(packed: Tensor, piece: slice) -> Tensor:
     """The bools of one of the `pieces`."""
     part, count = packed[piece.start // 8 : packed_length(piece.stop)], piece.stop - piece.start
     if packed.device.type == "cpu":
-        flags = np.unpackbits(part.numpy(), count=count, bitorder=_ORDER)
+        flags = np.unpackbits(part.numpy(), count=count, bitorder=ORDER)
         return torch.from_numpy(flags).view(torch.bool)
     return spread(part, count)
-
-
-@lru_cache(maxsize=1)
-def bits_of_bytes() -> npt.NDArray[np.uint8]:
-    """By byte of a map: its eight bits, in order."""
-    return np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder=_ORDER)
 
 
 def gathered(flags: Tensor) -> Tensor:

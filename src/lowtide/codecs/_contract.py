@@ -162,6 +162,8 @@ def geometry_of(tensor: Tensor) -> Geometry | None:
 
 def row_of(tensor: Tensor, count: int) -> Tensor:
     """The `count` elements of a dense tensor in the order of the memory, as a view."""
+    if tensor.dim() == 1 and not tensor.requires_grad:
+        return tensor
     return tensor.detach().as_strided((count,), (1,), tensor.storage_offset())
 
 

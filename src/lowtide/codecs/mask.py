@@ -1,20 +1,24 @@
 """Tensors with two different elements, one bit each: bool masks, and scaled dropout masks of any dtype.
 
-Exact. The two may be any bit patterns. A bool takes an eighth of its memory, a float32 mask a 32nd.
+Exact. The two may be any bit patterns. A bool takes an eighth of its memory, a float32 mask a 32nd. On a CPU NumPy does
+it (it compares integers seven times as fast), elsewhere torch ops do; what comes out is the same.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ._bitmap import bits_of_bytes, pack_bits, packed_length, unpack_bits
+from ._bitmap import ORDER, pack_bits, packed_length, unpack_bits
 from ._contract import Codec, Encoded, FixedSize, Packed, Tensor, as_bits, extremes, pieces
 
 _FIRST = 2048
+Elements = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 
 
 class Mask(Codec):
@@ -30,70 +34,74 @@ class Mask(Codec):
 
     def _pack(self, row: Tensor) -> Packed | None:
         bits = as_bits(row)
-        first = bits[:_FIRST]
-        low, high = extremes(first)
-        if _which(first, low, high) is None:
-            return None
-        # What these have is mostly all there is: looking at everything would be one more pass over the memory.
-        packed = _pack_two(bits, low, high)
-        if packed is None and (all_of := extremes(bits)) != (low, high):
-            packed = _pack_two(bits, *all_of)
-        return packed
+        on_cpu = bits.device.type == "cpu"
+        pack = _pack_elements if on_cpu else pack_by_ops
+        # What the first have is mostly all there is: looking at everything would be one more pass over the memory.
+        low, high = extremes(bits[:_FIRST])
+        packed = pack(bits, low, high)
+        if packed is None and pack(bits[:_FIRST], low, high) is not None and (two := extremes(bits)) != (low, high):
+            low, high = two
+            packed = pack(bits, low, high)
+        return None if packed is None else Packed((packed,), (low, low ^ high))
 
     def _unpack(self, encoded: Encoded, row: Tensor) -> None:
         (packed,) = encoded.parts
         low, difference = encoded.scalars
         bits = as_bits(row)
-        if (low, difference) != (0, 1) and bits.device.type == "cpu":
+        if bits.device.type == "cpu":
             _look_up(packed.numpy(), low, low ^ difference, bits.numpy())
         else:
-            worked_out(packed, low, difference, bits)
+            unpack_by_ops(packed, low, difference, bits)
 
 
-def _pack_two(bits: Tensor, low: int, high: int) -> Packed | None:
-    """A bit for each, which says whether it is the one or the other; None if any is neither."""
-    packed = torch.empty(packed_length(len(bits)), dtype=torch.uint8, device=bits.device)
-    for piece in pieces(len(bits)):
-        flags = _which(bits[piece], low, high)
-        if flags is None:
-            return None
-        packed[piece.start // 8 : packed_length(piece.stop)] = pack_bits(flags)
-    return Packed((packed,), (low, low ^ high))
-
-
-def _which(bits: Tensor, low: int, high: int) -> Tensor | None:
-    """Which elements are not the lower one; None if any of those is not the higher one either."""
-    if bits.device.type == "cpu":  # NumPy compares integers seven times as fast
-        elements = bits.numpy()
-        others = elements != low
+def _pack_elements(bits: Tensor, low: int, high: int) -> Tensor | None:
+    """A bit for each element, which says whether it is the one or the other; None if any is neither."""
+    elements = bits.numpy()
+    packed = np.empty(packed_length(len(elements)), dtype=np.uint8)
+    for piece in pieces(len(elements)):
+        part = elements[piece]
+        others = part != low
         # The higher ones are among the others, so that they are all of them if there are as many.
-        higher = np.count_nonzero(elements == high) if high != low else 0
-        return torch.from_numpy(others) if np.count_nonzero(others) == higher else None
-    return compared(bits, low, high)
+        if np.count_nonzero(others) != (np.count_nonzero(part == high) if high != low else 0):
+            return None
+        packed[piece.start // 8 : packed_length(piece.stop)] = np.packbits(others, bitorder=ORDER)
+    return torch.from_numpy(packed)
 
 
-def compared(bits: Tensor, low: int, high: int) -> Tensor | None:
-    """`_which` in torch ops, on any device."""
-    differ = bits != low
-    there = torch.equal(differ, bits == high) if high != low else not bool(differ.any())
-    return differ if there else None
-
-
-def worked_out(packed: Tensor, low: int, difference: int, bits: Tensor) -> None:
-    """`_look_up` in torch ops, on any device."""
-    for piece in pieces(len(bits)):
-        part = bits[piece].copy_(unpack_bits(packed, piece))
-        if (low, difference) != (0, 1):
-            part.mul_(difference)
-            if low:
-                part.bitwise_xor_(low)
-
-
-def _look_up(packed: npt.NDArray[np.uint8], low: int, high: int, into: npt.NDArray[Any]) -> None:
+def _look_up(packed: Bytes, low: int, high: int, into: Elements) -> None:
     """Eight elements at a time, by what a byte says of them."""
-    eights = np.array([low, high], dtype=into.dtype)[bits_of_bytes()]
+    eights = _eights(low, high, into.dtype)
     whole = len(into) // 8
     # With "clip" nothing is checked, and nothing needs to be: there is a row for every byte.
     np.take(eights, packed[:whole], axis=0, out=into[: 8 * whole].reshape(whole, 8), mode="clip")
     if rest := len(into) - 8 * whole:
         into[8 * whole :] = eights[packed[whole], :rest]
+
+
+@lru_cache(maxsize=16)
+def _eights(low: int, high: int, dtype: np.dtype[Any]) -> Elements:
+    """By byte of a map: the eight elements that it stands for."""
+    every_byte = np.arange(256, dtype=np.uint8)[:, None]
+    return np.array([low, high], dtype=dtype)[np.unpackbits(every_byte, axis=1, bitorder=ORDER)]
+
+
+def pack_by_ops(bits: Tensor, low: int, high: int) -> Tensor | None:
+    """`_pack_elements` in torch ops, on any device."""
+    packed = torch.empty(packed_length(len(bits)), dtype=torch.uint8, device=bits.device)
+    for piece in pieces(len(bits)):
+        part = bits[piece]
+        others = part != low
+        if not (torch.equal(others, part == high) if high != low else not bool(others.any())):
+            return None
+        packed[piece.start // 8 : packed_length(piece.stop)] = pack_bits(others)
+    return packed
+
+
+def unpack_by_ops(packed: Tensor, low: int, difference: int, into: Tensor) -> None:
+    """`_look_up` in torch ops, on any device."""
+    for piece in pieces(len(into)):
+        part = into[piece].copy_(unpack_bits(packed, piece))
+        if (low, difference) != (0, 1):
+            part.mul_(difference)
+            if low:
+                part.bitwise_xor_(low)

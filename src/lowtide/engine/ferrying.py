@@ -11,6 +11,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..codecs import Encoded
 from ..planning import Packing, Plan
 from ..planning.packing import suitable_packings
@@ -33,6 +35,7 @@ class Ferry:
         self._written_by = plan.departures
         self._compress = frozenset(plan.compress)
         self._packings = plan.packings
+        self._suitable: dict[tuple[torch.dtype, int], list[Packing]] = {}
         self._gauge = gauge
         self._due: dict[int, list[weakref.ref[Ticket]]] = {}
         self._passed = -1  # the op that was made last
@@ -49,8 +52,13 @@ class Ferry:
         return self.store is not None and origin.number in self._written_by
 
     def _packings_of(self, value: Value, tensor: Tensor) -> list[Packing]:
-        # Whether it is binary is in its content, which codecs look at themselves.
-        return suitable_packings(self._packings, str(tensor.dtype).removeprefix("torch."), value.nbytes, binary=True)
+        key = tensor.dtype, value.nbytes
+        found = self._suitable.get(key)
+        if found is None:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            # Whether it is binary is in its content, which codecs look at themselves.
+            found = self._suitable[key] = suitable_packings(self._packings, dtype, value.nbytes, binary=True)
+        return found
 
     @staticmethod
     def _workspace(packed: Encoded | None, value: Value, packings: list[Packing]) -> int:

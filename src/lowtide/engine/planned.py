@@ -96,19 +96,20 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
     ) -> Any:
         if self.differs_at is not None:
             return super().__torch_dispatch__(func, types, args, kwargs)
+        facts = FACTS.get(id(func)) or facts_of(func)
+        if facts.views and self._attention is not None:
+            return facts.call(*args, **kwargs) if kwargs else facts.call(*args)
         number = self.tape.ops
-        if number in self._counted_only and graph_task() == -1:
-            facts = FACTS.get(id(func)) or facts_of(func)
-            if facts.name == self._names[number]:
-                out = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
-                self.tape.ops = number + 1
-                self.resume(number + 1)
-                return out
+        if number in self._counted_only and facts.name == self._names[number] and graph_task() == -1:
+            out = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
+            self.tape.ops = number + 1
+            self.resume(number + 1)
+            return out
         out = Recorder.__torch_dispatch__(self, func, types, args, kwargs)
         if self.gauge is not None:
             self.gauge.saw(out)
         if self._learner is not None and self.tape.ops == number:
-            self._learner.passed(facts_of(func))
+            self._learner.passed(facts)
         return out
 
     def _made(

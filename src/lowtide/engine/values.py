@@ -199,6 +199,8 @@ def _does_not_fit(
 def flat(tensor: Tensor) -> Tensor:
     """All of the memory behind `tensor`, as one row of its elements."""
     storage = tensor.untyped_storage()
+    if storage.nbytes() == tensor.nbytes and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
+        return tensor.detach().view(-1)
     dtype = tensor.dtype if storage.nbytes() % tensor.itemsize == 0 else torch.uint8
     return view_of(tensor, dtype, torch.Size((storage.nbytes() // dtype.itemsize,)), (1,), 0)
 
