@@ -23,7 +23,7 @@ bench: $(READY)
 	$(PY) -m benchmarks all
 
 fuzz: $(READY)
-	LOWTIDE_FUZZ_EXAMPLES=20000 $(PY) -m pytest tests/engine/test_fuzz.py -q
+	LOWTIDE_FUZZ_EXAMPLES=20000 $(PY) -m pytest -n 2 -q tests/engine/test_fuzz.py tests/engine/test_attention.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
