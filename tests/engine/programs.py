@@ -474,7 +474,7 @@ class Layer(torch.nn.Module):
             instruction.run(machine)
 
 
-def run_in_layers(program: list[Instruction], machine: Machine, length: int = 3) -> None:
+def run_in_layers(program: list[Instruction], machine: Machine, length: int) -> None:
     """Run a program, its first instruction outside all layers."""
     for instruction in program[:1]:
         instruction.run(machine)

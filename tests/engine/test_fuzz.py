@@ -25,13 +25,13 @@ EXAMPLES = int(os.environ.get("LOWTIDE_FUZZ_EXAMPLES", "400"))
 modes = st.sampled_from(["after", "inside", "twice", "double"])
 
 
-def run(program: list[Instruction], scope: Any, mode: str) -> dict[str, Any]:
+def run(program: list[Instruction], scope: Any, mode: str, length: int = 3) -> dict[str, Any]:
     """Everything that a program can be observed by."""
     torch.manual_seed(11)
     machine = Machine.fresh()
     with contextlib.ExitStack() as stack:
         stack.enter_context(scope)
-        run_in_layers(program, machine)
+        run_in_layers(program, machine, length)
         ends = [t for t in machine.live if t.requires_grad and t.is_floating_point()]
         loss = sum((t.double() * torch.arange(1, t.numel() + 1).reshape(t.shape).cos()).sum() for t in ends)
         if mode != "inside":

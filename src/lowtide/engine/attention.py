@@ -4,7 +4,8 @@ Every op that a dispatch mode sees costs tens of microseconds of Python, and eve
 more; over a step that is several per cent, most of it for ops of which a plan wants nothing. So a step that goes as
 planned is watched as a whole once, as a row of stretches from one beginning or end of a module call to the next.
 From then on the recorder is awake in the stretches where there is something to note (what will be made again or waits
-elsewhere, what is written into memory that it knows), and its hooks in those where such a value is saved.
+elsewhere, what is written into memory that it knows), and its hooks in those where such a value is saved. Where it
+is both, the recorder wakes as late as it can: when autograd has saved what an op gave, before there is one to note.
 
 What happens while it sleeps is plain PyTorch: what is made then is a source to recipes that read it later, and what
 is saved is kept. Only unforeseen writes could hurt. They change the version of a tensor: recipes find that out when
@@ -25,7 +26,14 @@ from ..policies import Policy
 from .effects import OpFacts
 from .modules import Whereabouts
 from .tape import Tape
-from .torch_private import is_compiled, lay_down_hooks, lay_down_mode, take_up_hooks, take_up_mode
+from .torch_private import (
+    is_compiled,
+    lay_down_hooks,
+    lay_down_mode,
+    next_node_number,
+    take_up_hooks,
+    take_up_mode,
+)
 from .values import Place, Tensor, Value, version_if_counted
 
 
@@ -40,6 +48,16 @@ class Stretch(NamedTuple):
     """Whether an op of it has to be seen."""
     saves: bool
     """Whether autograd saves something in it that is not simply kept."""
+    waits: Wait | None = None
+    """What happens before an op has to be seen; None: nothing."""
+
+
+class Wait(NamedTuple):
+    """The beginning of a stretch, where the recorder still sleeps."""
+
+    saves: int
+    """How many tensors autograd saves."""
+    next_op: int
 
 
 class Lesson(NamedTuple):
@@ -66,6 +84,9 @@ class Learner(Whereabouts):
         self._uneven: set[int] = set()  # stretches with such an op that made nothing, and so has no number
         self._overwrites: list[list[int]] = []  # by op: the ops that wrote that memory before
         self._maker: dict[int, int] = {}  # by the key of a storage: the op that wrote it last
+        self._saved = 0  # so far in this stretch
+        self._node = 0  # the number of autograd's next node when the last op ran
+        self._waits: dict[int, list[Wait]] = {}  # by stretch: until when the recorder could sleep
         self._compiled = 0  # how many of the running modules are
 
     def enter(self, module: nn.Module) -> None:
@@ -73,7 +94,7 @@ class Learner(Whereabouts):
         # Others than parts of a model may be made anew for every step: a loss, often.
         part = bool(self._stack) and self._map is not None and id(module) in self._map.names
         super().enter(module)
-        self._begins.append((id(module) if part else type(module), self.place, self._tape.ops))
+        self._begin(id(module) if part else type(module))
         if self._compiled or is_compiled(module):
             self._compiled += 1
             self._must_not_change()
@@ -81,10 +102,15 @@ class Learner(Whereabouts):
     def leave(self) -> None:
         """A module's forward ends."""
         super().leave()
-        self._begins.append((None, self.place, self._tape.ops))
+        self._begin(None)
         self._compiled = max(0, self._compiled - 1)
         if self._compiled:
             self._must_not_change()
+
+    def _begin(self, module: int | type[nn.Module] | None) -> None:
+        self._begins.append((module, self.place, self._tape.ops))
+        self._saved = 0
+        self._node = 0
 
     def _must_not_change(self) -> None:
         """Code is compiled again where modes and hooks are others."""
@@ -99,8 +125,17 @@ class Learner(Whereabouts):
         """Something is saved here that is not simply kept."""
         self._saves.add(len(self._begins) - 1)
 
+    def saved(self) -> None:
+        """Autograd has saved a tensor."""
+        self._saved += 1
+        # What an op takes is saved before it runs, after autograd has made its node and settled who sees the op: too
+        # late for a recorder to wake. What it gives is saved afterwards, when there is no new node yet.
+        if self._node == next_node_number():
+            self._waits.setdefault(len(self._begins) - 1, []).append(Wait(self._saved, self._tape.ops))
+
     def passed(self, facts: OpFacts) -> None:
         """An op has gone by that has no number."""
+        self._node = next_node_number()
         if facts.simple and not facts.views:
             self._uneven.add(len(self._begins) - 1)
 
@@ -109,6 +144,7 @@ class Learner(Whereabouts):
 
         `simple`: it is one that plans know, and can do nothing but make something.
         """
+        self._node = next_node_number()
         number = len(self._of_op)
         self._of_op.append(len(self._begins) - 1)
         if simple:
@@ -125,12 +161,22 @@ class Learner(Whereabouts):
     def learnt(self) -> Lesson:
         """Where the recorder is needed."""
         records = self._records | {self._of_op[number] for number in self._noted}
+        first_noted: dict[int, int] = {}
+        for number in sorted(self._noted):
+            first_noted.setdefault(self._of_op[number], number)
         stretches = tuple(
-            Stretch(module, place, first_op, i in records, i in self._saves)
+            Stretch(module, place, first_op, i in records, i in self._saves, self._wait(i, first_noted.get(i)))
             for i, (module, place, first_op) in enumerate(self._begins)
         )
         counted = {j for j in self._simple - self._noted if self._of_op[j] not in self._uneven}
         return Lesson(stretches, frozenset(self._noted), frozenset(counted))
+
+    def _wait(self, stretch: int, first_noted: int | None) -> Wait | None:
+        """Until when a recorder can sleep that is needed in a stretch."""
+        if first_noted is None or stretch in self._records or stretch not in self._saves:
+            return None
+        in_time = [wait for wait in self._waits.get(stretch, ()) if wait.next_op <= first_noted]
+        return in_time[-1] if in_time else None
 
 
 class Sleeper(Protocol):
@@ -158,6 +204,7 @@ class Attention(Whereabouts):
         self._root: weakref.ref[nn.Module] | None = None
         self._recorder: Sleeper | None = None
         self._sees = self._saves = True
+        self._saved = 0  # since this stretch began, while it sleeps
         self._depth: int | None = None  # in the stack of modes, while it is not on it
         self._hooks: Any = None  # while they are not in place
         self._below: Any = None  # the hooks under them
@@ -192,6 +239,16 @@ class Attention(Whereabouts):
         if self._stretches is None or not self._goes_on(None):
             super().leave()
 
+    def saved(self) -> None:
+        """Autograd has saved a tensor."""
+        if self._sees or self._stretches is None:
+            return
+        self._saved += 1
+        wait = self._stretches[self._at].waits
+        if wait is not None and self._saved == wait.saves:
+            self._tape.ops = wait.next_op
+            self._look()
+
     def see_all(self) -> None:
         """Be awake from now on, and know by itself which modules are running."""
         stretches, self._stretches = self._stretches, None
@@ -225,26 +282,29 @@ class Attention(Whereabouts):
             return False
         stretch = stretches[at]
         alike = module is None if stretch.module is None else stretch.module in (id(module), type(module))
-        if not alike or (self._sees and self._tape.ops != stretch.first_op):
+        if not alike or (self._tape.ops != stretch.first_op if self._sees else stretches[self._at].records):
             self.see_all()
             if self._recorder is not None:
                 self._recorder.lost()
             return False
         self._at = at
+        self._saved = 0
         self.place = stretch.place
         if self._recorder is not None:
             if not self._sees:
                 self._tape.ops = stretch.first_op
-            if stretch.records != self._sees:
-                if stretch.records:
-                    self._look()
-                else:
-                    self._look_away()
             if stretch.saves != self._saves:
                 if stretch.saves:
                     self._take_up_hooks()
                 else:
                     self._lay_down_hooks()
+            # To wake late it takes the hooks, which could not be taken up where somebody else's are above.
+            records = stretch.records and (stretch.waits is None or not self._saves)
+            if records != self._sees:
+                if records:
+                    self._look()
+                else:
+                    self._look_away()
         return True
 
     def _look(self) -> None:

@@ -231,8 +231,12 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             handle: Handle | Kept = self._put_elsewhere(tensor, value, self._ferry)
         else:
             handle = self._handle_on(tensor, storage, value)
-        if self._learner is not None and (self.tape.first_handle is None or type(handle) is not Kept):
-            self._learner.must_save()
+        if self._learner is not None:
+            self._learner.saved()
+            if self.tape.first_handle is None or type(handle) is not Kept:
+                self._learner.must_save()
+        elif self._attention is not None:
+            self._attention.saved()
         if self.tape.first_handle is None:
             self.tape.first_handle = weakref.ref(handle)
         if self._again and type(handle) is Handle:
