@@ -63,6 +63,14 @@ SENSITIVE_AND_UNSEEN = [
 ]
 
 
+# The same in a backward pass that makes a graph.
+SENSITIVE_TWICE = [
+    *[Instruction("unary", "sin", 0, 0)] * 3,
+    Instruction("reduce", "prod", 0, 0),
+    Instruction("unary", "sin", 0, 0),
+]
+
+
 MASKS = tuple(
     Packing("mask", dtype, True, size, 1, 0, 12, PIECE, 0.0, 0.0, 0.0, 0.0, least_bytes=0, binary=dtype != "bool")
     for dtype, size in (("bool", 1), ("float32", 4), ("float64", 8))
@@ -144,6 +152,7 @@ def test_random_programs_are_exact_asleep(
     st.sampled_from([50, 80, 95]),
     st.lists(st.tuples(st.integers(1, 23), instructions), min_size=1, max_size=3),
 )
+@example(SENSITIVE_TWICE, "double", 3, 220, 50, [(4, Instruction("unary", "exp", 0, 0))])
 @example(SENSITIVE_AND_UNSEEN, "after", 3, 0, 50, [(7, Instruction("unary", "exp", 0, 0))])
 def test_another_program_than_the_one_learnt(
     program: list[Instruction], mode: str, length: int, salt: int, share: int, changes: list[tuple[int, Instruction]]

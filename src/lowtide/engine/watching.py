@@ -166,10 +166,10 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
         room = room_of(roots)
         if room is None:
             return original(roots, *args, **kwargs)
+        unasked = any(span.slept for span in _spans)
         if makes_graph((roots, *args)):
             # The nodes that this pass makes ask us for nothing, so we could not step aside for their formulas.
             _spans.clear()
-        unasked = any(span.slept for span in _spans)
         hooks = [node.register_prehook(_step_aside) for node in _sensitive_nodes(roots)] if unasked else []
         try:
             with Watch(room):
