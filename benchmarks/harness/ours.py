@@ -198,8 +198,9 @@ class WithinRung(Obeyed):
 class Planned(WithinRung):
     """The plan that `lowtide.plan(model, batch, budget)` makes, obeyed through `lowtide.fit(model, plan=plan)`.
 
-    All budgets are planned from one profile, and 1/200 of each is left free where it can be, as `fit` does. That lowtide
-    looks at all tensors of the process now and then, for at most half a per cent of the time, is not in the times.
+    All budgets are planned from one profile, and 1/200 of each is left free where it can be, as `fit` does. That
+    lowtide looks at all tensors of the process now and then, for at most half a per cent of the time, is not in the
+    times.
     """
 
     family = "lowtide planned"
