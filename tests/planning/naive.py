@@ -187,7 +187,7 @@ class Naive:
     def run(self, op, waiting) -> None:
         record = self.trace.ops[op]
         assert op in self.open_recipes
-        self.seconds += record.time_s
+        self.seconds += record.time_s + self.trace.replay_s
         self.replays += 1
         new = {o for o in record.outputs if self.wanted(o) and o not in self.resident}
         scratch = []
@@ -206,13 +206,21 @@ class Naive:
         if op not in self.again:
             self.open_recipes.discard(op)
 
+    def noting(self) -> float:
+        """What it takes to note what is not simply kept: all that a module runs in a row, or nothing of it."""
+        away = {self.trace.values[v].op for v in self.made if self.is_away(v)}
+        noted = {j for j in range(self.n) if not self.keep[j] or j in away}
+        runs = [list(run) for _, run in itertools.groupby(range(self.n), lambda j: self.trace.ops[j].module)]
+        seen = sum(len(run) for run in runs if noted & {*run})
+        return self.trace.recording_s * seen / self.n + (self.trace.attending_s if noted else 0.0)
+
 
 def naive_simulation(trace: Trace, keep, again=(), written_by=None, in_s=None, packing=None):
     """(forward live bytes, live bytes by ask, extra seconds, replays); `written_by`: what is offloaded, and when"""
     naive = Naive(trace, keep, again, written_by, in_s, packing)
     forward = naive.forward()
     asks = naive.backward()
-    return forward, asks, naive.seconds, naive.replays
+    return forward, asks, naive.seconds + naive.noting(), naive.replays
 
 
 def all_decisions(trace: Trace):

@@ -138,5 +138,16 @@ def test_names_of_modules_are_not_needed():
 
 
 def test_there_is_none_without_blocks_or_memory():
-    assert solve_rotor(Simulator(Problem(unet_trace())), 1 << 50) is None
+    nameless = replace(unet_trace(), ops=tuple(replace(op, module="") for op in unet_trace().ops))
+    assert solve_rotor(Simulator(Problem(nameless)), 1 << 50) is None
     assert solve_rotor(Simulator(Problem(gpt_trace(8))), 64 * KIB) is None
+
+
+def test_blocks_of_which_no_two_are_alike_are_told_by_their_names():
+    simulator = Simulator(Problem(unet_trace()))
+    plain = simulator.run(simulator.problem.keep_all())
+    budget = int(0.7 * plain.peak_bytes)
+    found = solve_rotor(simulator, budget)
+    assert found is not None
+    assert found.peak_bytes <= budget
+    assert 0 < found.extra_s < simulator.problem.trace.step_s / 3  # what all of forward takes

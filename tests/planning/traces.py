@@ -8,6 +8,19 @@ from lowtide.trace import TRACE_VERSION, Ask, Op, Trace, Value, Write
 
 
 @st.composite
+def overheads(draw) -> dict[str, float]:
+    """What following a plan takes besides the ops; now and then nothing."""
+    some = st.sampled_from((0.0, 0.5, 3.0))
+    return {"recording_s": draw(some), "attending_s": draw(some), "replay_s": draw(some)}
+
+
+@st.composite
+def modules(draw, n: int) -> list[str]:
+    """By op: the module that it runs in, several in a row in the same one, and some in one again."""
+    return [f"layer.{draw(st.integers(0, 3))}" for _ in range(n)]
+
+
+@st.composite
 def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, nodes: bool = True) -> Trace:
     """A valid trace: a DAG with sources, several outputs, in-place writes, shared asks, pinned ops."""
     n = draw(st.integers(1, max_ops))
@@ -55,12 +68,13 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
         values[v]["dies"] = n if draw(st.integers(0, 5)) == 0 else draw(st.integers(last, n - 1))
         if values[v]["dies"] == n and asks:
             values[v]["freed_at_ask"] = draw(st.none() | st.integers(0, len(asks) - 1))
+    module = draw(modules(n))
     return Trace(
         version=TRACE_VERSION,
         ops=tuple(
             Op(
                 name=f"op{j}",
-                module=f"layer.{j}",
+                module=module[j],
                 time_s=float(draw(st.integers(0, 9))),
                 inputs=tuple(op["inputs"]),
                 outputs=tuple(op["outputs"]),
@@ -78,6 +92,7 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
         asks=tuple(asks),
         step_s=100.0,
         peak_bytes=0,
+        **draw(overheads()),
     )
 
 
@@ -302,12 +317,13 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
     for j, op in enumerate(ops):
         for v in (*op["inputs"], *op["outputs"]):
             values[v]["dies"] = j
+    module = draw(modules(n))
     return Trace(
         version=TRACE_VERSION,
         ops=tuple(
             Op(
                 name=f"op{j}",
-                module=f"layer.{j}",
+                module=module[j],
                 time_s=float(draw(st.integers(1, 9))),
                 inputs=tuple(op["inputs"]),
                 outputs=tuple(op["outputs"]),
@@ -320,6 +336,7 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
         asks=tuple(asks),
         step_s=100.0,
         peak_bytes=0,
+        **draw(overheads()),
     )
 
 

@@ -1,6 +1,6 @@
 """A lower bound on the time of any exact plan: linear relaxations, with rows that always hold.
 
-Valid for every schedule that keeps and replays, however often: a value that autograd will ask for is held
+Valid for every plan that the engine can follow, however often it replays: a value that autograd will ask for is held
 into backward or replayed at least once; what is held takes its bytes from the moment that nobody else holds
 it, and what has been asked and will be asked again is there either way.
 
@@ -25,7 +25,7 @@ from .stages import Stages
 
 _ROUNDS = 6
 _PLACES_A_ROUND = 6
-_CUTS = 3
+_CUTS = 2  # with more, shares of replays in each stage weaken the bound again
 _INFEASIBLE = 2
 _ROUNDING = 1 - 1e-9  # what HiGHS may be wrong by
 
@@ -39,10 +39,19 @@ class Bound:
     """No schedule at all fits into the budget."""
 
 
-def lower_bound(problem: Problem, budget_bytes: int, *, deadline: float | None = None, whole: bool = False) -> Bound:
+def lower_bound(
+    problem: Problem,
+    budget_bytes: int,
+    *,
+    deadline: float | None = None,
+    ask_live: Bytes | None = None,
+    whole: bool = False,
+) -> Bound:
     """A proved lower bound on the time of a step whose peak is at most `budget_bytes`.
 
-    `whole`: a better one, from values that are there or not; shares of them are quicker. It wants a deadline.
+    `ask_live`: by ask what is alive by the best plan so far, as it is the places where that is full that say most; by
+    default what keeping everything would take. `whole`: a better bound, from values that are there or not; shares of
+    them are quicker. It wants a deadline.
     """
     plain_s = problem.trace.step_s
     if not problem.n_asks:
@@ -54,7 +63,8 @@ def lower_bound(problem: Problem, budget_bytes: int, *, deadline: float | None =
     until = math.inf if deadline is None else deadline
     best_s, forward = _whole_step(model, budget_bytes, until)
     if best_s is not None and time.monotonic() < until:
-        staged_s = Stages(model, budget_bytes, forward, _fullest(keep_all.ask_live)).least_s(until, whole=whole)
+        cuts = _fullest(keep_all.ask_live if ask_live is None else ask_live)
+        staged_s = Stages(model, budget_bytes, forward, cuts).least_s(until, whole=whole)
         best_s = None if staged_s is None else max(best_s, staged_s * _ROUNDING)
     if best_s is None:
         return Bound(plain_s, impossible=True)

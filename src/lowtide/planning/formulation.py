@@ -212,7 +212,7 @@ class Formulation:
                 rows.add(self.there(j) | {self.r(j): 1.0}, 1.0, np.inf)
             if problem.pinned[j]:
                 continue
-            for i in problem.over[j] if after is None else ():
+            for i in problem.over[j]:
                 # What is written over memory that is held cannot be made again.
                 rows.add({self.s(i): 1.0, self.r(j): 1.0} if i >= 0 else {self.r(j): 1.0}, -np.inf, float(i >= 0))
             for u in problem.inputs[j]:

@@ -55,8 +55,6 @@ class MilpResult:
     simulation: Simulation | None
     optimal: bool
     """The plan is within the gap of the best that the model allows, no row of which had to be tightened."""
-    infeasible: bool
-    """The model allows no plan, with no row made safe or tightened. No proof: lifetimes are estimates."""
     rounds: int
     misses: tuple[Decisions, ...]
     """What the model allowed and the simulator did not, oldest first: to be mended by others."""
@@ -90,7 +88,7 @@ def solve_milp(
         simulation = simulator.run(keep)
         fits = simulation.peak_bytes <= budget_bytes
         at_once: tuple[Decisions, Simulation] = ((keep, frozenset()), simulation)
-        return _result(at_once if fits else None, optimal=fits, infeasible=not fits, rounds=0, misses=[])
+        return _result(at_once if fits else None, optimal=fits, rounds=0, misses=[])
     structure_cost = model.cost()
     best: tuple[Decisions, Simulation] | None = None
     rounds = 0
@@ -141,37 +139,34 @@ def solve_milp(
             scouting = scouting - 1 if crowded else 0
             continue
         if found.x is None:
-            meant = all(not row.safe and not row.margin_bytes for row in places.values())
-            refuted = found.status == 2 and meant and better_than_s is None and not anchors
-            return _result(best, optimal=False, infeasible=refuted, rounds=rounds, misses=misses)
+            return _result(best, optimal=False, rounds=rounds, misses=misses)
         keep, offload = decisions = _decisions(model, found.x)
         simulation = simulator.run(keep, offload=offload, room_bytes=budget_bytes)
         if simulation.peak_bytes <= budget_bytes:
             if best is None or simulation.extra_s < best[1].extra_s:
                 best = (decisions, simulation)
             meant = all(not row.safe and not row.margin_bytes for row in places.values())
-            return _result(best, optimal=found.status == 0 and meant, infeasible=False, rounds=rounds, misses=misses)
+            return _result(best, optimal=found.status == 0 and meant, rounds=rounds, misses=misses)
         misses.append(decisions)
         for place, excess in _violated(simulation, budget_bytes):
             if place in places:
                 places[place].tighten(place, excess, problem.n_asks if widen else reach)
             else:
                 places[place] = _Row(reach)
-    return _result(best, optimal=False, infeasible=False, rounds=rounds, misses=misses)
+    return _result(best, optimal=False, rounds=rounds, misses=misses)
 
 
 def _result(
     best: tuple[Decisions, Simulation] | None,
     *,
     optimal: bool,
-    infeasible: bool,
     rounds: int,
     misses: list[Decisions],
 ) -> MilpResult:
     if best is None:
-        return MilpResult(None, frozenset(), None, optimal, infeasible, rounds, tuple(misses))
+        return MilpResult(None, frozenset(), None, optimal, rounds, tuple(misses))
     (keep, offload), simulation = best
-    return MilpResult(keep, offload, simulation, optimal, infeasible, rounds, tuple(misses))
+    return MilpResult(keep, offload, simulation, optimal, rounds, tuple(misses))
 
 
 def _crowded(simulator: Simulator, model: Formulation, x: Floats, budget_bytes: int) -> set[Place]:

@@ -31,14 +31,18 @@ from .smallest import smallest
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
-_WORTH_PROVING, _PROOF_SHARE = 0.005, 0.04
+_WORTH_PROVING, _PROOF_SHARE = 0.005, 0.03
 """Share of a plain step above the bound from which on a better bound is worth this share of the time."""
-_FAR, _ANNEALING_SHARE = 0.04, 0.1
-"""The same for searching on after all, and for changing the plan at random."""
+_FAR, _ANNEALING_SHARE = 0.05, 0.1
+"""The same for searching on after all, and for changing a plan at random."""
+_ROOMIER, _ROOMIER_GAP = 1.35, 0.02
+"""How much larger than the budget is one for which there is a quick plan, from which one for the budget can be had."""
 _CAUTION = 200
 """The smallest budget is named with 1/200 more."""
-_USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.8, 0.006
+_USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.6, 0.004
 """How long a better plan is looked for where there is one that is not far above the bound; longer with more time."""
+_FEW_OPS, _CLOSE_GAP = 150, 0.002
+"""Ops up to which the programme is solved to this gap at once."""
 _PLAIN_OPS = 2500
 """Ops up to which the programme without ties is tried."""
 
@@ -80,6 +84,7 @@ def solve(
     else:
         patience_s = _patience_s(simulator.problem.n_ops, deadline_s)
         best = _search(simulator, wanted_bytes, bound, patience_s, say)
+        bound = _proved(simulator, wanted_bytes, bound, best, 0.05 * deadline_s)
         if patience_s < deadline_s and (best is None or _is_far(best, bound, trace)):
             again = _search(simulator, wanted_bytes, bound, deadline_s - patience_s, say)
             best = min((c for c in (best, again) if c is not None), key=lambda c: c.extra_s, default=None)
@@ -92,14 +97,42 @@ def solve(
         best = improve(simulator, least, budget_bytes, deadline=time.monotonic() + 0.2 * deadline_s)
     if _is_far(best, bound, trace):
         say("far above the bound: changing the plan at random")
-        room_bytes = max(wanted_bytes, best.peak_bytes)
-        best = anneal(simulator, best, room_bytes, deadline=time.monotonic() + _ANNEALING_SHARE * deadline_s)
-    if best.simulation.step_s - bound.step_s > _WORTH_PROVING * trace.step_s and not bound.impossible:
-        say("how much better could a plan be?")
-        deadline = time.monotonic() + _PROOF_SHARE * deadline_s
-        proved = lower_bound(simulator.problem, wanted_bytes, deadline=deadline, whole=True)
-        bound = proved if proved.step_s > bound.step_s else bound
+        best = _annealed(simulator, best, max(wanted_bytes, best.peak_bytes), _ANNEALING_SHARE * deadline_s)
+    bound = _proved(simulator, wanted_bytes, bound, best, _PROOF_SHARE * deadline_s, whole=True)
     return _plan(simulator, best, plain, bound, budget_bytes, started)
+
+
+def _proved(
+    simulator: Simulator,
+    budget_bytes: int,
+    bound: Bound,
+    best: Candidate | None,
+    seconds: float,
+    *,
+    whole: bool = False,
+) -> Bound:
+    """A better bound, where one is worth it: how much better than the best so far could a plan be?"""
+    plain_s = simulator.problem.trace.step_s
+    if bound.impossible or best is None or best.simulation.step_s - bound.step_s <= _WORTH_PROVING * plain_s:
+        return bound
+    deadline, ask_live = time.monotonic() + seconds, best.simulation.ask_live
+    proved = lower_bound(simulator.problem, budget_bytes, deadline=deadline, ask_live=ask_live, whole=whole)
+    return max(bound, proved, key=lambda one: one.step_s)
+
+
+def _annealed(simulator: Simulator, best: Candidate, budget_bytes: int, seconds: float) -> Candidate:
+    """The best plan changed at random; and, from the other side, a quicker one, which does not fit until it is."""
+    found = [best, anneal(simulator, best, budget_bytes, deadline=time.monotonic() + seconds)]
+    roomier = solve_milp(
+        simulator,
+        int(_ROOMIER * budget_bytes),
+        deadline=time.monotonic() + 0.5 * seconds,
+        relative_gap=_ROOMIER_GAP,
+    )
+    if roomier.keep is not None and roomier.simulation is not None:
+        quick = Candidate(tuple(roomier.keep), frozenset(), roomier.simulation, "MILP", roomier.offload)
+        found.append(anneal(simulator, quick, budget_bytes, deadline=time.monotonic() + seconds))
+    return min((one for one in found if one.peak_bytes <= budget_bytes), key=lambda one: one.extra_s)
 
 
 def _patience_s(n_ops: int, deadline_s: float) -> float:
@@ -134,8 +167,8 @@ def _search(
     def good_enough() -> bool:
         return best is not None and best.extra_s <= enough_s
 
-    # Half of it is left for what the bound misses.
-    gap = min(0.05, 0.5 * (enough_s / least_extra_s - 1))
+    # Half of it is left for what the bound misses; with few ops it takes no time to look more closely.
+    gap = min(0.05, 0.5 * (enough_s / least_extra_s - 1)) if simulator.problem.n_ops > _FEW_OPS else _CLOSE_GAP
     chained = solve_chain(
         simulator,
         budget_bytes,

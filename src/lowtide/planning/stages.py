@@ -1,8 +1,9 @@
 """A lower bound on replay time from backward cut into stages, at asks where memory is short.
 
 What is there when a stage begins was there when the one before began, was asked for, or was replayed meanwhile; it fits
-into the budget. What a stage is asked for it has, or replays from what it has. Every exact schedule obeys that, however
-often it replays an op; shares of values and ops (a linear programme) are allowed, so the least time is a bound.
+into the budget. What a stage is asked for it has, or replays from what it has. What is kept is kept for good. Every
+plan obeys that, however often it replays an op; shares of values and ops (a linear programme) are allowed, so the least
+time is a bound.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Stages:
         for place in (*forward, Place("ask", 0)):
             self._fits_at(place)
         self._noted()
+        self._kept()
 
     def least_s(self, until: float, *, whole: bool = False) -> float | None:
         """The least extra time, as far as it is proved until then; None if nothing fits.
@@ -142,7 +144,30 @@ class Stages:
         for j in self._ops:
             seen = {self._seen_column[self._model.problem.stretch[j]]: 1.0}
             away = {self._away_column[j]: -1.0} if j in self._away_column else {}
-            self._rows.add(seen | {self._ever(0, j): -1.0} | away, 0.0, np.inf)
+            for replayed in (self._ever(0, j), *(self._replay(stage, j) for stage in range(len(self._starts)))):
+                self._rows.add(seen | {replayed: -1.0} | away, 0.0, np.inf)
+
+    def _kept(self) -> None:
+        """What is held into backward is never replayed, nor what was written over it, and stays until it is asked for.
+
+        What lives until backward on its own may be there without being kept.
+        """
+        problem = self._model.problem
+        stages = range(len(self._starts))
+        overwriters: dict[int, list[int]] = {}
+        for j in self._ops:
+            for i in problem.over[j]:
+                overwriters.setdefault(i, []).append(j)
+        for v in self._values:
+            if problem.natural_last_ask[v] >= 0:
+                continue
+            held = {self._there(0, v): 1.0}
+            for j in (problem.maker[v], *overwriters.get(problem.maker[v], ())):
+                for stage in stages if not problem.pinned[j] else ():
+                    self._rows.add(held | {self._replay(stage, j): 1.0}, -np.inf, 1.0)
+            for stage in stages[1:]:
+                if problem.saved[v] and self._starts[stage] < problem.first_ask[v] < problem.n_asks:
+                    self._rows.add({self._there(stage, v): 1.0, self._there(0, v): -1.0}, 0.0, np.inf)
 
     def _passed_on(self, stage: int) -> None:
         """What the next stage begins with this one had."""

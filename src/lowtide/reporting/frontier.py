@@ -19,7 +19,7 @@ class Point:
     peak_bytes: int
     step_s: float
     bound_step_s: float
-    """No exact schedule with this peak is faster."""
+    """No plan with this peak is faster."""
     name: str
 
 
