@@ -113,14 +113,17 @@ def test_the_demo_trains_and_tells_the_truth() -> None:
     from lowtide.cli._contest import run
 
     console = Console(record=True, width=120)
-    table = run(layers=2, steps=1, console=console)
+    table = run(layers=2, steps=2, console=console)
     text = console.export_text()
-    assert table.row_count == 5
-    assert text.count("to the bit") == 5
+    assert table.row_count == 7
+    assert text.count("to the bit") == 7
     assert "NO" not in text
     share = {line.split("│")[1].strip(): line.split("│")[3].strip() for line in text.splitlines() if "%" in line}
     assert share["plain PyTorch"] == "100 %"
     percent = {k: int(v.removesuffix(" %")) for k, v in share.items()}
+    assert percent["lowtide fit, the checkpoint's peak"] <= percent["torch.utils.checkpoint"]
+    assert percent["lowtide fit, half of plain's peak"] <= 50
+    assert text.count(" MiB, × ") == 2  # what the plans foresaw
     assert percent["lowtide EveryN(1)"] < 80
     assert percent["lowtide SaveOps(matmuls)"] < 80
     assert percent["lowtide EveryN(2)"] <= 100  # two layers in one segment: hardly a saving

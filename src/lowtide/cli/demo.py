@@ -9,9 +9,9 @@ from ._failing import PlainCommand
 
 @click.command(cls=PlainCommand)
 @click.option("--layers", default=6, show_default=True, type=click.IntRange(2, 48), help="Layers of the transformer.")
-@click.option("--steps", default=5, show_default=True, type=click.IntRange(1, 100), help="Training steps of each way.")
+@click.option("--steps", default=8, show_default=True, type=click.IntRange(1, 100), help="Training steps of each way.")
 def demo(layers: int, steps: int) -> None:
-    """Train a small GPT-2 plainly and under lowtide, and compare peak memory, time and gradients.
+    """Train a small GPT-2 plainly, in a budget and under rules, and compare peak memory, time and gradients.
 
     All ways take their steps in turn on one thread, so that the times can be compared. Needs the package
     transformers (pip install "lowtide[demo]"); no weights or data are downloaded.
