@@ -104,7 +104,7 @@ def test_a_full_disk_costs_memory_once_and_is_not_planned_with_again(small_disk:
         warnings.simplefilter("always")
         take_to_be_quick(store)
         limit = LEDGER.live_bytes + int(0.4 * plain.peak_bytes)
-        plan = lowtide.plan(model, batch, limit, stores=store)
+        plan = lowtide.plan(model, batch, limit, stores=store, codecs=None)
         assert plan.offload
         lowtide.fit(model, plan=plan, stores=store, codecs=None)
         for _ in range(4):
