@@ -370,6 +370,23 @@ def test_a_mask_that_is_packed_lets_the_recorder_sleep() -> None:
     lowtide.unfit(model)
 
 
+def test_a_mask_that_is_drawn_again_lets_the_recorder_sleep() -> None:
+    """What was written and is freed can be written by nobody: its version need not be known."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), Observer(), nn.Linear(64, 64))
+    batch = (torch.randn(256, 64),)
+    plain = run_step(model, batch)
+    trace = profile(model, batch, loss=mean_square)
+    keep = tuple(op.module != "1" or op.pinned is not None for op in trace.ops)
+    assert [op.name for op, kept in zip(trace.ops, keep, strict=True) if not kept and "div_" in op.name]
+    lowtide.fit(model, plan=replace(solve(trace, 2**60), keep=keep), budget=2**40, codecs=None)
+    for _ in range(4):
+        assert_equal(plain, run_step(model, batch))
+        assert lowtide.report().replayed_ops
+    assert not model[2].watched
+    lowtide.unfit(model)
+
+
 class Attending(nn.Module):
     """All in one call: ops of which a plan wants nothing, a softmax, and then its dropout."""
 

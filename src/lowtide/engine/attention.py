@@ -25,16 +25,16 @@ from torch import nn
 from ..policies import Policy
 from .effects import OpFacts
 from .modules import Whereabouts
+from .stretches import Stretches, Wait
 from .tape import Tape
 from .torch_private import (
     is_compiled,
     lay_down_hooks,
     lay_down_mode,
-    next_node_number,
     take_up_hooks,
     take_up_mode,
 )
-from .values import Place, Tensor, Value, version_if_counted
+from .values import Place, StorageEntry, Tensor, Value, version_if_counted
 
 
 class Stretch(NamedTuple):
@@ -52,14 +52,6 @@ class Stretch(NamedTuple):
     """What happens before an op has to be seen; None: nothing."""
 
 
-class Wait(NamedTuple):
-    """The beginning of a stretch, where the recorder still sleeps."""
-
-    saves: int
-    """How many tensors autograd saves."""
-    next_op: int
-
-
 class Lesson(NamedTuple):
     """What was learnt of a step."""
 
@@ -70,12 +62,11 @@ class Lesson(NamedTuple):
     """Those that are only counted, without a look at what they take and make; at the rest it looks for writes."""
 
 
-class Learner(Whereabouts):
+class Learner(Stretches):
     """Sees a whole step, and in which of its stretches there was something to note."""
 
     def __init__(self, policy: Policy, tape: Tape) -> None:
         super().__init__(policy, tape)
-        self._begins: list[tuple[int | type[nn.Module] | None, Place, int]] = [(None, self.place, 0)]
         self._records: set[int] = set()
         self._saves: set[int] = set()
         self._noted: set[int] = set()
@@ -84,17 +75,11 @@ class Learner(Whereabouts):
         self._uneven: set[int] = set()  # stretches with such an op that made nothing, and so has no number
         self._overwrites: list[list[int]] = []  # by op: the ops that wrote that memory before
         self._maker: dict[int, int] = {}  # by the key of a storage: the op that wrote it last
-        self._saved = 0  # so far in this stretch
-        self._node = 0  # the number of autograd's next node when the last op ran
-        self._waits: dict[int, list[Wait]] = {}  # by stretch: until when the recorder could sleep
         self._compiled = 0  # how many of the running modules are
 
     def enter(self, module: nn.Module) -> None:
         """A module's forward begins."""
-        # Others than parts of a model may be made anew for every step: a loss, often.
-        part = bool(self._stack) and self._map is not None and id(module) in self._map.names
         super().enter(module)
-        self._begin(id(module) if part else type(module))
         if self._compiled or is_compiled(module):
             self._compiled += 1
             self._must_not_change()
@@ -102,15 +87,9 @@ class Learner(Whereabouts):
     def leave(self) -> None:
         """A module's forward ends."""
         super().leave()
-        self._begin(None)
         self._compiled = max(0, self._compiled - 1)
         if self._compiled:
             self._must_not_change()
-
-    def _begin(self, module: int | type[nn.Module] | None) -> None:
-        self._begins.append((module, self.place, self._tape.ops))
-        self._saved = 0
-        self._node = 0
 
     def _must_not_change(self) -> None:
         """Code is compiled again where modes and hooks are others."""
@@ -119,34 +98,26 @@ class Learner(Whereabouts):
 
     def must_record(self) -> None:
         """Something happens here that has to be seen."""
-        self._records.add(len(self._begins) - 1)
+        self._records.add(self.at)
 
     def must_save(self) -> None:
         """Something is saved here that is not simply kept."""
-        self._saves.add(len(self._begins) - 1)
-
-    def saved(self) -> None:
-        """Autograd has saved a tensor."""
-        self._saved += 1
-        # What an op takes is saved before it runs, after autograd has made its node and settled who sees the op: too
-        # late for a recorder to wake. What it gives is saved afterwards, when there is no new node yet.
-        if self._node == next_node_number():
-            self._waits.setdefault(len(self._begins) - 1, []).append(Wait(self._saved, self._tape.ops))
+        self._saves.add(self.at)
 
     def passed(self, facts: OpFacts) -> None:
         """An op has gone by that has no number."""
-        self._node = next_node_number()
+        self.ran()
         if facts.simple and not facts.views:
-            self._uneven.add(len(self._begins) - 1)
+            self._uneven.add(self.at)
 
     def made(self, fresh: Sequence[int], written: Sequence[int], *, matters: bool, simple: bool) -> None:
         """An op has made and written the storages with these keys; if that matters, then also what was there before.
 
         `simple`: it is one that plans know, and can do nothing but make something.
         """
-        self._node = next_node_number()
+        self.ran()
         number = len(self._of_op)
-        self._of_op.append(len(self._begins) - 1)
+        self._of_op.append(self.at)
         if simple:
             self._simple.add(number)
         self._overwrites.append([self._maker[key] for key in written if key in self._maker])
@@ -166,7 +137,7 @@ class Learner(Whereabouts):
             first_noted.setdefault(self._of_op[number], number)
         stretches = tuple(
             Stretch(module, place, first_op, i in records, i in self._saves, self._wait(i, first_noted.get(i)))
-            for i, (module, place, first_op) in enumerate(self._begins)
+            for i, (module, place, first_op) in enumerate(self.begins)
         )
         counted = {j for j in self._simple - self._noted if self._of_op[j] not in self._uneven}
         return Lesson(stretches, frozenset(self._noted), frozenset(counted))
@@ -175,7 +146,7 @@ class Learner(Whereabouts):
         """Until when a recorder can sleep that is needed in a stretch."""
         if first_noted is None or stretch in self._records or stretch not in self._saves:
             return None
-        in_time = [wait for wait in self._waits.get(stretch, ()) if wait.next_op <= first_noted]
+        in_time = [wait for wait in self.waits.get(stretch, ()) if wait.next_op <= first_noted]
         return in_time[-1] if in_time else None
 
 
@@ -208,7 +179,7 @@ class Attention(Whereabouts):
         self._depth: int | None = None  # in the stack of modes, while it is not on it
         self._hooks: Any = None  # while they are not in place
         self._below: Any = None  # the hooks under them
-        self._unsettled: list[tuple[weakref.ref[Value], weakref.ref[Tensor]]] = []
+        self._unsettled: list[tuple[StorageEntry, weakref.ref[Value], weakref.ref[Tensor]]] = []
 
     def serve(self, recorder: Sleeper) -> None:
         """Wake and send to sleep this recorder, which is open now."""
@@ -219,9 +190,9 @@ class Attention(Whereabouts):
         """Whether values have to be noted with their versions."""
         return self._stretches is not None
 
-    def rewritten(self, value: Value, tensor: Tensor) -> None:
+    def rewritten(self, entry: StorageEntry, value: Value, tensor: Tensor) -> None:
         """An op that is seen writes this memory, whose version is known only afterwards."""
-        self._unsettled.append((weakref.ref(value), weakref.ref(tensor)))
+        self._unsettled.append((entry, weakref.ref(value), weakref.ref(tensor)))
 
     def enter(self, module: nn.Module) -> None:
         """A module's forward begins."""
@@ -338,12 +309,13 @@ class Attention(Whereabouts):
     def _settle(self) -> bool:
         """Note at which versions rewritten memory is; whether all of it can be asked."""
         while self._unsettled:
-            value, tensor = self._unsettled[-1][0](), self._unsettled[-1][1]()
+            storage, value_ref, tensor_ref = self._unsettled[-1]
+            value, tensor = value_ref(), tensor_ref()
             if value is not None and value.tensor is None:  # else it is held by now, or a copy of it
                 if tensor is not None:
                     value.version = version_if_counted(tensor)
-                elif value.seat is None or not value.seat.is_away:
-                    return False
+                elif storage() is not None and (value.seat is None or not value.seat.is_away):
+                    return False  # somebody has that memory, by a tensor that we do not know
             self._unsettled.pop()
         return True
 

@@ -188,7 +188,7 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         for w in writes:
             entry = self.table.get(storage_key(w.storage))
             if entry is not None and entry.strong is not None:
-                attention.rewritten(entry.strong, w.tensor)
+                attention.rewritten(entry, entry.strong, w.tensor)
 
     def _known(self, tensor: Tensor) -> tuple[torch.UntypedStorage | None, Value | None]:
         """The storage behind a tensor, and its value, unless that was overwritten unseen."""
