@@ -19,8 +19,8 @@ from ._errors import ArgumentError, BudgetError
 from ._units import parse_bytes
 from .engine import scope
 from .engine.budgeting import WithinBudget, count_what_is_there
-from .engine.modules import Whereabouts
 from .engine.room import LEDGER
+from .engine.stretches import Stretches
 from .engine.tape import Tape
 from .engine.tracing import ProfilingRoom, TracingRecorder
 from .fitting.solving import link_to, shift
@@ -146,7 +146,7 @@ def profile(
         policy = WithinBudget(limit)
         room = ProfilingRoom(limit, None, None)
         tape = Tape(repr(policy), room)
-        recorder = TracingRecorder(policy, tape, Whereabouts(policy, tape), room, verify)
+        recorder = TracingRecorder(policy, tape, Stretches(policy, tape), room, verify)
         with StepScope(recorder):
             value = _loss_of(_call(model, batch), loss)
         value.backward()  # type: ignore[no-untyped-call]

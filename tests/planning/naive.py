@@ -207,12 +207,18 @@ class Naive:
             self.open_recipes.discard(op)
 
     def noting(self) -> float:
-        """What it takes to note what is not simply kept: all that a module runs in a row, or nothing of it."""
+        """What it takes to note what is not simply kept, and all that comes with it."""
         away = {self.trace.values[v].op for v in self.made if self.is_away(v)}
         noted = {j for j in range(self.n) if not self.keep[j] or j in away}
-        runs = [list(run) for _, run in itertools.groupby(range(self.n), lambda j: self.trace.ops[j].module)]
-        seen = sum(len(run) for run in runs if noted & {*run})
-        return self.trace.recording_s * seen / self.n + (self.trace.attending_s if noted else 0.0)
+        if not noted:
+            return 0.0
+
+        def is_due(charge) -> bool:
+            brought = charge.after is not None and is_due(self.trace.charges[charge.after])
+            return brought or any(j in noted for j in charge.ops)
+
+        charged = sum(charge.time_s for charge in self.trace.charges if is_due(charge))
+        return charged + self.trace.noting_s * len(noted) + self.trace.attending_s
 
 
 def naive_simulation(trace: Trace, keep, again=(), written_by=None, in_s=None, packing=None):

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import example, given, settings, strategies as st
 from lowtide.planning import Problem, Simulator, lower_bound, solve
 from lowtide.planning.milp import solve_milp
 from lowtide.planning.repetition import find_stretches, tie_blocks
-from lowtide.trace import TRACE_VERSION, Ask, Op, Trace, Value
+from lowtide.trace import TRACE_VERSION, Ask, Charge, Op, Trace, Value
 
 from .naive import all_decisions, naive_simulation
 from .traces import gpt_trace, traces, training_traces, unfused_trace
@@ -92,7 +93,11 @@ def test_the_bound_also_holds_for_plans_that_make_values_again_wherever_backward
 def test_the_bound_counts_that_what_is_replayed_is_noted():
     """Nor can a plan get round that by holding a value at first, and replaying it later nevertheless."""
     trace = gpt_trace(6)
-    trace = replace(trace, recording_s=0.2 * trace.step_s, attending_s=0.02 * trace.step_s)
+    modules = [list(run) for _, run in groupby(range(len(trace.ops)), lambda j: trace.ops[j].module)]
+    charges = tuple(Charge(tuple(run), 0.1 * trace.step_s * len(run) / len(trace.ops)) for run in modules)
+    trace = replace(
+        trace, noting_s=0.1 * trace.step_s / len(trace.ops), charges=charges, attending_s=0.02 * trace.step_s
+    )
     problem = Problem(trace)
     budget = Simulator(problem).run(problem.keep_all()).peak_bytes // 2
     found = solve_milp(Simulator(problem), budget, deadline=time.monotonic() + 20, relative_gap=0.001)

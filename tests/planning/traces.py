@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from lowtide.trace import TRACE_VERSION, Ask, Op, Trace, Value, Write
+from lowtide.trace import TRACE_VERSION, Ask, Charge, Op, Trace, Value, Write
 
 
 @st.composite
-def overheads(draw) -> dict[str, float]:
-    """What following a plan takes besides the ops; now and then nothing."""
+def overheads(draw, n: int) -> dict[str, object]:
+    """What following a plan for n ops takes besides the ops; now and then nothing."""
     some = st.sampled_from((0.0, 0.5, 3.0))
-    return {"recording_s": draw(some), "attending_s": draw(some), "replay_s": draw(some)}
+    charges = [
+        Charge(
+            tuple(sorted(draw(st.sets(st.integers(0, n - 1), max_size=4)))),
+            draw(some),
+            draw(st.none() | st.integers(0, number - 1)) if number else None,
+        )
+        for number in range(draw(st.integers(0, 4)))
+    ]
+    return {"noting_s": draw(some), "charges": tuple(charges), "attending_s": draw(some), "replay_s": draw(some)}
 
 
 @st.composite
@@ -92,7 +100,7 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
         asks=tuple(asks),
         step_s=100.0,
         peak_bytes=0,
-        **draw(overheads()),
+        **draw(overheads(n)),
     )
 
 
@@ -336,7 +344,7 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
         asks=tuple(asks),
         step_s=100.0,
         peak_bytes=0,
-        **draw(overheads()),
+        **draw(overheads(n)),
     )
 
 

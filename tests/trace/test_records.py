@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from lowtide._errors import ArgumentError
-from lowtide.trace import TRACE_VERSION, Ask, Op, Trace, Value, Write
+from lowtide.trace import TRACE_VERSION, Ask, Charge, Op, Trace, Value, Write
 
 from ..planning.traces import gpt_trace, traces, unfused_trace
 
@@ -34,6 +34,8 @@ def trace() -> Trace:
         peak_bytes=1234,
         device="cuda:0",
         note="a note",
+        noting_s=0.5,
+        charges=(Charge((0, 1), 0.25), Charge((2,), 0.125, after=0)),
     )
 
 
@@ -107,6 +109,9 @@ def test_contradictions_are_named(trace):
     assert "not an input" in broken(trace, ops=(ops[0], replace(ops[1], writes=(Write(3, 2, True),)), ops[2]))
     assert "takes nan s" in broken(trace, ops=(replace(ops[0], time_s=float("nan")), *ops[1:]))
     assert "a step takes" in broken(trace, step_s=float("inf"))
+    assert "charge 0 is -1.0 s" in broken(trace, charges=(Charge((0,), -1.0),))
+    assert "charge 0 is for op 3 of 3" in broken(trace, charges=(Charge((3,), 1.0),))
+    assert "charge 0 falls due with charge 0" in broken(trace, charges=(Charge((0,), 1.0, after=0),))
     assert "saved twice" in broken(trace, saved=(2, 0, 2))
     assert "was not saved" in broken(trace, asks=(Ask(1, 0),))
     assert "do not follow each other" in broken(trace, asks=(Ask(2, 0), Ask(0, 1), Ask(2, 0)))
@@ -123,7 +128,7 @@ def test_what_is_no_trace_is_refused(text):
 def test_another_version_is_refused_with_a_remedy(trace):
     document = json.loads(trace.to_json())
     document["version"] = 99
-    with pytest.raises(ArgumentError, match=r"version 99.*reads version 4: make it again"):
+    with pytest.raises(ArgumentError, match=r"version 99.*reads version 5: make it again"):
         Trace.from_json(json.dumps(document))
 
 
@@ -134,12 +139,14 @@ def test_every_damage_to_a_field_is_an_argument_error(trace):
             if wrong == good[field] or (field == "note" and wrong == "x") or (field == "device" and wrong == "x"):
                 continue
             document = {**good, field: wrong}
-            if field in ("step_s", "recording_s", "attending_s", "replay_s") and wrong == 1.5:
+            if field in ("step_s", "noting_s", "attending_s", "replay_s") and wrong == 1.5:
                 continue  # another time, and a valid one
             if field == "peak_bytes" and wrong == -1:
                 continue  # not looked at
             if field == "asks" and wrong == []:
                 continue  # a step whose backward asked for nothing
+            if field == "charges" and wrong == []:
+                continue  # one that is seen for nothing
             with pytest.raises(ArgumentError):
                 Trace.from_json(json.dumps(document))
         document = {name: value for name, value in good.items() if name != field}

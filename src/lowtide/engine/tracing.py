@@ -21,10 +21,12 @@ from .budgeting import BudgetedRecorder
 from .calibration import calibration
 from .costs import timed
 from .effects import FACTS, OpFacts, facts_of
+from .noting import Traffic, charges_of
 from .overwriting import Written, covers
 from .recorder import Fresh
 from .replay import Handle
 from .room import Room
+from .stretches import Stretches
 from .torch_private import graph_task, never_compile, new_alias, running_node_number, storage_key
 from .values import Kept, Recipe, Ref, Tensor, Value
 
@@ -69,8 +71,7 @@ class Profile:
         self._count = 0
         self._lives: dict[int, weakref.ref[Tensor]] = {}  # storage number: the tensor that user code got
         self._latest: dict[int, int] = {}  # storage number: the value it has now
-        self.views = 0  # ops of forward that made no value
-        self.handed_over = 0  # tensors that autograd saved
+        self.traffic = Traffic()
         self._calibration = calibration()  # not in backward, where nothing is recorded
         self._ended = time.perf_counter()
         self.watching_s: list[float] = []  # by ask: what watching backward has taken
@@ -140,9 +141,11 @@ class Profile:
         if places and other > places[-1]:
             places[-1] = other
 
-    def saves(self, value: Value) -> None:
+    def saves(self, value: Value, stretch: int) -> None:
         """Autograd saves a value."""
-        self.saved[self._id_of(value)] = None
+        number = self._id_of(value)
+        self.saved[number] = None
+        self.traffic.saves(stretch, self.values[number].op)
 
     def remade(self, tensor: Tensor) -> None:
         """A replay has made a value again: that memory is the trace's own too."""
@@ -164,7 +167,7 @@ class Profile:
 
     # -- the result -----------------------------------------------------------------------------------
 
-    def trace(self, peak_bytes: int, device: str, module_calls: int) -> records.Trace:
+    def trace(self, peak_bytes: int, device: str, where: Stretches) -> records.Trace:
         """All of it, for a planner."""
         count = len(self.ops)
         values = tuple(
@@ -196,8 +199,9 @@ class Profile:
             step_s,
             peak_bytes,
             device,
-            recording_s=len(ops) * self._calibration.op_s + self.views * self._calibration.view_s,
-            attending_s=self.handed_over * self._calibration.save_s + module_calls * self._calibration.call_s,
+            noting_s=max(0.0, self._calibration.op_s - self._calibration.view_s),
+            charges=charges_of(where, self.traffic, count, self._calibration),
+            attending_s=where.calls * self._calibration.call_s,
             replay_s=self._calibration.replay_s,
         )
 
@@ -313,6 +317,7 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
     """A budgeted recorder that writes down what it sees."""
 
     room: ProfilingRoom
+    where: Stretches
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -322,14 +327,15 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         profile = self.room.profile
         profile.back()
         try:
-            profile.views += (FACTS.get(id(func)) or facts_of(func)).views
+            profile.traffic.views[self.where.at] += (FACTS.get(id(func)) or facts_of(func)).views
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
+            self.where.ran()
             profile.leave()
 
     def trace(self, device: str) -> records.Trace:
         """The step that was recorded, for a planner."""
-        return self.room.profile.trace(self.room.peak_bytes, device, self.where.calls)
+        return self.room.profile.trace(self.room.peak_bytes, device, self.where)
 
     def _timed(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
         """Run an op; each is timed, not only the first of those alike."""
@@ -373,7 +379,8 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
     def pack(self, tensor: Tensor) -> Handle | Kept:
         """The handle that autograd gets; also for values that cannot be made again, to see when they are asked for."""
         self.room.profile.back()
-        self.room.profile.handed_over += 1
+        self.where.saved()
+        self.room.profile.traffic.handed_over[self.where.at] += 1
         try:
             return self._packed(tensor)
         finally:
@@ -383,7 +390,7 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         storage, value = self._known(tensor)
         if value is None or storage is None or value.origin is None:
             return super().pack(tensor)
-        self.room.profile.saves(value)
+        self.room.profile.saves(value, self.where.at)
         alias = None
         if value.tensor is None and type(tensor) is Tensor:
             # Hold another tensor object than user code has, to see when that one goes.

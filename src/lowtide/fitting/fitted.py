@@ -22,6 +22,7 @@ from ..engine.budgeting import BudgetedRecorder, WithinBudget, count_state, coun
 from ..engine.modules import Whereabouts
 from ..engine.planned import Gauge, PlannedRecorder
 from ..engine.room import LEDGER, Room
+from ..engine.stretches import Stretches
 from ..engine.tape import Tape
 from ..engine.tracing import ProfilingRoom, TracingRecorder
 from ..planning import Plan
@@ -182,7 +183,7 @@ class Fitted:
         profiling = ProfilingRoom(self.limit_bytes, self.store, self.chooser)
         profiling.clear(0, "what is there before the first op")
         tape = Tape(repr(policy), profiling)
-        return TracingRecorder(policy, tape, Whereabouts(policy, tape), profiling, verify=self.verify)
+        return TracingRecorder(policy, tape, Stretches(policy, tape), profiling, verify=self.verify)
 
     def _is_best_left_alone(self, kind: Kind, plan: Plan) -> bool:
         """Whether everything is kept, and steps of this kind have shown that they go as planned."""

@@ -80,8 +80,8 @@ class Formulation:
         self.n_classes = len(classes)
         movable = sorted({self.op_class[j] for j in range(n) if self.relevant[j] and problem.offloadable[j]})
         self._o = {c: 2 * self.n_classes + k for k, c in enumerate(movable)}
-        self._seen = self._seen_variables(2 * self.n_classes + len(movable))
-        self._first_own = 2 * self.n_classes + len(movable) + len(self._seen)
+        self._charges = self._charge_variables(2 * self.n_classes + len(movable))
+        self._first_own = 2 * self.n_classes + len(movable) + len(self._charges)
         self.n_variables = self._first_own
         self.binary = [*range(self.n_classes), *self._o.values()]
         self.held_variable = self._held_variables()
@@ -124,14 +124,15 @@ class Formulation:
         """ "op is held, or elsewhere": without being replayed, it can be had."""
         return {self.s(op): 1.0, **({self.o(op): 1.0} if self.problem.offloadable[op] else {})}
 
-    def _seen_variables(self, first: int) -> dict[frozenset[int], int]:
-        """The variables "a stretch is seen", by the classes of its ops: blocks alike have one."""
-        classes: dict[int, set[int]] = {}
-        for j, stretch in enumerate(self.problem.stretch):
-            if self.relevant[j]:
-                classes.setdefault(stretch, set()).add(self.op_class[j])
-        self._classes_of = {stretch: frozenset(some) for stretch, some in classes.items()}
-        return {some: first + k for k, some in enumerate(dict.fromkeys(self._classes_of.values()))}
+    def _charge_variables(self, first: int) -> dict[tuple[frozenset[int], int | None], int]:
+        """The variables "a charge falls due", by the classes of its ops and what brings it: blocks alike have one."""
+        variables: dict[tuple[frozenset[int], int | None], int] = {}
+        self._variable_of: list[int] = []
+        for charge in self.problem.charges:
+            classes = frozenset(self.op_class[j] for j in charge.ops if self.relevant[j])
+            key = classes, None if charge.after is None else self._variable_of[charge.after]
+            self._variable_of.append(variables.setdefault(key, first + len(variables)))
+        return variables
 
     def cost(self) -> Floats:
         """Time that replays, noting and waiting elsewhere take at least, in units of `time_unit`."""
@@ -139,11 +140,12 @@ class Formulation:
         cost = np.zeros(self.n_variables)
         for j in range(problem.n_ops):
             if self.relevant[j]:
-                cost[self.r(j)] += problem.replay_s[j] / self.time_unit
+                noting_s = problem.trace.noting_s
+                cost[self.r(j)] += (problem.replay_s[j] + noting_s) / self.time_unit
                 if problem.offloadable[j]:
-                    cost[self.o(j)] += self.elsewhere_s(j) / self.time_unit
-        for stretch, classes in self._classes_of.items():
-            cost[self._seen[classes]] += problem.seeing_s[stretch] / self.time_unit
+                    cost[self.o(j)] += (self.elsewhere_s(j) + noting_s) / self.time_unit
+        for charge, variable in zip(problem.charges, self._variable_of, strict=True):
+            cost[variable] += charge.time_s / self.time_unit
         return cost
 
     def elsewhere_s(self, op: int) -> float:
@@ -198,10 +200,12 @@ class Formulation:
         then. What is never asked for may be neither held nor replayed.
         """
         problem = self.problem
-        for classes, seen in self._seen.items():
+        for (classes, brought_by), due in self._charges.items():
             for c in sorted(classes):  # what is replayed or waits elsewhere has to be noted
                 away = {self._o[c]: -1.0} if c in self._o else {}
-                rows.add({seen: 1.0, self.n_classes + c: -1.0, **away}, 0.0, np.inf)
+                rows.add({due: 1.0, self.n_classes + c: -1.0, **away}, 0.0, np.inf)
+            if brought_by is not None:
+                rows.add({due: 1.0, brought_by: -1.0}, 0.0, np.inf)
         for j in range(problem.n_ops):
             if not self.relevant[j]:
                 continue

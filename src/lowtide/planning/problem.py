@@ -51,27 +51,28 @@ class Problem:
         self._settle_natural_lifetimes()
         self._settle_asks()
         self._settle_ways()
-        self._settle_stretches()
+        self._settle_charges()
 
-    def _settle_stretches(self) -> None:
-        """A recorder sees all ops that a module runs one after the other, or none of them (see `engine.attention`)."""
-        self.stretch: list[int] = []
-        """By op: the stretch that it is in, numbered from the first."""
-        self.seeing_s: list[float] = []
-        """By stretch: what it takes that its ops are seen."""
-        before = None
-        for op in self.trace.ops:
-            if op.module != before:
-                self.seeing_s.append(0.0)
-                before = op.module
-            self.stretch.append(len(self.seeing_s) - 1)
-            self.seeing_s[-1] += self.trace.recording_s / self.n_ops
+    def _settle_charges(self) -> None:
+        """What is seen of a step is seen in parts, of which some bring others with them."""
+        self.charges = self.trace.charges
+        self._charges_of: list[list[int]] = [[] for _ in range(self.n_ops)]
+        for number, charge in enumerate(self.charges):
+            for j in charge.ops:
+                self._charges_of[j].append(number)
+        self._brought = [(number, c.after) for number, c in enumerate(self.charges) if c.after is not None]
 
     def recording_s(self, keep: Sequence[int | bool], elsewhere: Iterable[int]) -> float:
         """What it takes that what is not simply kept is noted; nothing where everything is."""
-        recomputed = (j for j, kept in enumerate(keep) if not kept)
-        seen = {self.stretch[j] for j in (*recomputed, *elsewhere)}
-        return sum(self.seeing_s[stretch] for stretch in seen) + (self.trace.attending_s if seen else 0.0)
+        noted = {j for j, kept in enumerate(keep) if not kept}.union(elsewhere)
+        if not noted:
+            return 0.0
+        due = {number for j in noted for number in self._charges_of[j]}
+        for number, after in self._brought:  # in the order of the step: what brings one may be brought itself
+            if after in due:
+                due.add(number)
+        charged_s = sum(self.charges[number].time_s for number in sorted(due))
+        return charged_s + len(noted) * self.trace.noting_s + self.trace.attending_s
 
     def _settle_ways(self) -> None:
         """Which values may wait elsewhere, and how: packed if that is exact or there is no store, else in the store."""

@@ -27,7 +27,8 @@ Replay = Callable[[int, int], int]
 class Stages:
     """The programme. For each stage a variable for each value ("it is there when the stage begins") and two for each
     op ("it is replayed in it", "it is replayed at all from there on": or half a replay in each of two stages would be
-    taken for a whole one); and one, for all stages, for each op whose values may wait elsewhere and each stretch."""
+    taken for a whole one); and, for all stages, one for each op whose values may wait elsewhere, for each op that may
+    be noted, and for each charge."""
 
     def __init__(self, model: Formulation, budget_bytes: int, forward: Iterable[Place], cuts: Sequence[int]) -> None:
         problem = model.problem
@@ -42,9 +43,9 @@ class Stages:
         movable = [j for j in self._ops if problem.offloadable[j]]
         self._away_column = {j: self._width * len(self._starts) + c for c, j in enumerate(movable)}
         after = self._width * len(self._starts) + len(movable)
-        stretches = dict.fromkeys(problem.stretch[j] for j in self._ops)
-        self._seen_column = {stretch: after + c for c, stretch in enumerate(stretches)}
-        self._count = after + len(stretches)
+        self._noted_column = {j: after + c for c, j in enumerate(self._ops)}
+        self._first_charge = after + len(self._ops)
+        self._count = self._first_charge + len(problem.charges)
         self._rows = Rows()
         for stage in range(len(self._starts)):
             last = stage + 1 == len(self._starts)
@@ -83,8 +84,10 @@ class Stages:
                 upper[self._replay(stage, j)] = upper[self._ever(stage, j)] = not problem.pinned[j]
         for j, column in self._away_column.items():
             cost[column] = model.elsewhere_s(j) / model.time_unit
-        for stretch, column in self._seen_column.items():
-            cost[column] = problem.seeing_s[stretch] / model.time_unit
+        for column in self._noted_column.values():
+            cost[column] = problem.trace.noting_s / model.time_unit
+        for number, charge in enumerate(problem.charges):
+            cost[self._first_charge + number] = charge.time_s / model.time_unit
         left_s = until - time.monotonic()
         return milp(
             cost,
@@ -140,12 +143,18 @@ class Stages:
             self._rows.add(stages | {self._ever(stage, j): -1.0}, 0.0, np.inf)
 
     def _noted(self) -> None:
-        """What is replayed at all, or waits elsewhere, is in a stretch that is seen."""
-        for j in self._ops:
-            seen = {self._seen_column[self._model.problem.stretch[j]]: 1.0}
+        """What is replayed at all, or waits elsewhere, is noted, and what that brings with it falls due."""
+        for j, noted in self._noted_column.items():
             away = {self._away_column[j]: -1.0} if j in self._away_column else {}
             for replayed in (self._ever(0, j), *(self._replay(stage, j) for stage in range(len(self._starts)))):
-                self._rows.add(seen | {replayed: -1.0} | away, 0.0, np.inf)
+                self._rows.add({noted: 1.0, replayed: -1.0} | away, 0.0, np.inf)
+        for number, charge in enumerate(self._model.problem.charges):
+            due = {self._first_charge + number: 1.0}
+            for j in charge.ops:
+                if j in self._noted_column:
+                    self._rows.add(due | {self._noted_column[j]: -1.0}, 0.0, np.inf)
+            if charge.after is not None:
+                self._rows.add(due | {self._first_charge + charge.after: -1.0}, 0.0, np.inf)
 
     def _kept(self) -> None:
         """What is held into backward is never replayed, nor what was written over it, and stays until it is asked for.

@@ -1,8 +1,8 @@
 """Whether the records of a trace agree with each other.
 
 Guarantees what the planner relies on: ids exist, every op comes after what it reads, each value has one
-maker, asks are for saved values and grouped by node. It does not doubt measured times and bytes beyond
-their sign (`other_bytes` is a difference of measurements and may be slightly negative).
+maker, asks are for saved values and grouped by node, charges are for ops and brought by earlier ones. It does not doubt
+measured times and bytes beyond their sign (`other_bytes` is a difference of measurements and may be slightly negative).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def check_trace(trace: Trace) -> None:
         _refuse(f"it has version {trace.version}, this lowtide reads version {TRACE_VERSION}: profile again")
     times = {
         "a step": trace.step_s,
-        "recording": trace.recording_s,
+        "noting": trace.noting_s,
         "attending": trace.attending_s,
         "a replay": trace.replay_s,
     }
@@ -30,6 +30,7 @@ def check_trace(trace: Trace) -> None:
     _check_values(trace)
     _check_ops(trace)
     _check_asks(trace)
+    _check_charges(trace)
 
 
 def _check_values(trace: Trace) -> None:
@@ -90,6 +91,18 @@ def _check_asks(trace: Trace) -> None:
             if node is not None:
                 closed.add(node)
             node = ask.node
+
+
+def _check_charges(trace: Trace) -> None:
+    n_ops = len(trace.ops)
+    for index, charge in enumerate(trace.charges):
+        if not _is_time(charge.time_s):
+            _refuse(f"charge {index} is {charge.time_s} s")
+        for op in charge.ops:
+            if not 0 <= op < n_ops:
+                _refuse(f"charge {index} is for op {op} of {n_ops}")
+        if charge.after is not None and not 0 <= charge.after < index:
+            _refuse(f"charge {index} falls due with charge {charge.after}, which is none before it")
 
 
 def _is_time(seconds: float) -> bool:

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from .._errors import ArgumentError
-from .records import TRACE_VERSION, Ask, Op, Trace, Value, Write
+from .records import TRACE_VERSION, Ask, Charge, Op, Trace, Value, Write
 
 _FORMAT = "lowtide trace"
 
@@ -42,7 +42,7 @@ def trace_to_json(trace: Trace) -> str:
         "device": trace.device,
         "note": trace.note,
         "step_s": trace.step_s,
-        "recording_s": trace.recording_s,
+        "noting_s": trace.noting_s,
         "attending_s": trace.attending_s,
         "replay_s": trace.replay_s,
         "peak_bytes": trace.peak_bytes,
@@ -51,6 +51,7 @@ def trace_to_json(trace: Trace) -> str:
         "values": values,
         "saved": trace.saved,
         "asks": [[a.value, a.node, a.other_bytes, a.time_s] for a in trace.asks],
+        "charges": [[c.ops, c.time_s, c.after] for c in trace.charges],
     }
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
@@ -125,7 +126,11 @@ def _build(document: dict[str, Any]) -> Trace:
         peak_bytes=_int(document["peak_bytes"]),
         device=_text(document["device"]),
         note=_text(document["note"]),
-        recording_s=_seconds(document["recording_s"]),
+        noting_s=_seconds(document["noting_s"]),
+        charges=tuple(
+            Charge(_ints(ops), _seconds(time_s), _int_or_none(after))
+            for ops, time_s, after in _list(document["charges"])
+        ),
         attending_s=_seconds(document["attending_s"]),
         replay_s=_seconds(document["replay_s"]),
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .._errors import ArgumentError
 
-TRACE_VERSION = 4
+TRACE_VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,16 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Charge:
+    """What following a plan takes if one of some ops is not simply kept: once, however many they are."""
+
+    ops: tuple[int, ...]
+    time_s: float
+    after: int | None = None
+    """An earlier charge with which this one falls due too."""
+
+
+@dataclass(frozen=True)
 class Trace:
     """One training step."""
 
@@ -98,10 +108,12 @@ class Trace:
     """The measured peak of that step."""
     device: str = "cpu"
     note: str = ""
-    recording_s: float = 0.0
-    """What noting the ops of such a step takes, where a plan is followed that does not keep everything."""
+    noting_s: float = 0.0
+    """What it takes to note an op that is to be made again, or whose values wait elsewhere."""
+    charges: tuple[Charge, ...] = ()
+    """What it takes besides that parts of the step are seen."""
     attending_s: float = 0.0
-    """What it takes besides, in such a step, that module calls are seen and all that autograd saves goes through us."""
+    """What it takes besides, wherever a plan is followed that does not keep everything."""
     replay_s: float = 0.0
     """What replaying an op takes beside its own time."""
 
