@@ -34,6 +34,7 @@ def test_it_is_measured_once_and_disturbs_nothing() -> None:
     assert 0 < found.save_s < 1e-2  # of which handing over is no difference
     assert 0 <= found.call_s < 1e-2
     assert 1e-6 < found.replay_s < 1e-2
+    assert 0 <= found.cold_s_per_byte < 1e-8
     assert calibration() is found
     assert lowtide.report() == before
     assert torch.equal(torch.get_rng_state(), state)
@@ -52,6 +53,7 @@ def test_a_plan_that_records_predicts_that_too() -> None:
     assert trace.noting_s == max(0.0, found.op_s - found.view_s)
     assert trace.attending_s == len(calls) * found.call_s
     assert trace.replay_s == found.replay_s
+    assert trace.cold_s_per_byte == found.cold_s_per_byte
     everything = solve(trace, 2**60)
     assert everything.predicted_step_s == everything.plain_step_s
     assert everything.recording_s == 0
@@ -110,7 +112,7 @@ def test_what_is_charged_for_is_what_the_recorder_does(name: str, monkeypatch: p
     def predicted(op_s: float, view_s: float, save_s: float) -> float:
         """What recording this plan would cost if things cost that much."""
         with monkeypatch.context() as patched:
-            patched.setattr(tracing, "calibration", lambda: Calibration(op_s, view_s, save_s, 0.0, 0.0))
+            patched.setattr(tracing, "calibration", lambda: Calibration(op_s, view_s, save_s, 0.0, 0.0, 0.0))
             found = profile(model, batch)
         assert found.fingerprint == trace.fingerprint
         return simulate(found, plan.keep).recording_s

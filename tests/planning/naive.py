@@ -187,7 +187,8 @@ class Naive:
     def run(self, op, waiting) -> None:
         record = self.trace.ops[op]
         assert op in self.open_recipes
-        self.seconds += record.time_s + self.trace.replay_s
+        read = sum(value.nbytes for v in record.inputs if (value := self.trace.values[v]).op is not None)
+        self.seconds += record.time_s + self.trace.replay_s + self.trace.cold_s_per_byte * read
         self.replays += 1
         new = {o for o in record.outputs if self.wanted(o) and o not in self.resident}
         scratch = []

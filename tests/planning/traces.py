@@ -19,7 +19,13 @@ def overheads(draw, n: int) -> dict[str, object]:
         )
         for number in range(draw(st.integers(0, 4)))
     ]
-    return {"noting_s": draw(some), "charges": tuple(charges), "attending_s": draw(some), "replay_s": draw(some)}
+    return {
+        "noting_s": draw(some),
+        "charges": tuple(charges),
+        "attending_s": draw(some),
+        "replay_s": draw(some),
+        "cold_s_per_byte": draw(st.sampled_from((0.0, 0.25))),
+    }
 
 
 @st.composite

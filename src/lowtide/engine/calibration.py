@@ -28,6 +28,7 @@ from .tape import Tape
 from .values import Kept, Tensor
 
 _ROUNDS, _IN_A_ROW = 5, 7
+_READ_BYTES = 2**22
 Action = Callable[[], object]
 Around = contextlib.AbstractContextManager[object]
 
@@ -45,6 +46,8 @@ class Calibration(NamedTuple):
     """To see a module's call begin and end."""
     replay_s: float
     """To replay an op, without its kernel."""
+    cold_s_per_byte: float
+    """What a kernel takes more to read what is not in the caches."""
 
 
 @lru_cache(maxsize=1)
@@ -74,6 +77,7 @@ def _measured() -> Calibration:
         save_s=save_s + _usual_s(lambda: next(there).unpack()),
         call_s=_more_s(partial(nn.Identity(), x), partial(_watched_module(recorder.where), x)),
         replay_s=_more_s(sin, _one_after_the_other(), moved_bytes=BETWEEN_REPLAYS),
+        cold_s_per_byte=_cold_s_per_byte(),
     )
 
 
@@ -109,6 +113,24 @@ def _row_s(action: Action, walk: Walk) -> list[float]:
         took.append(time.perf_counter() - start)
         del made  # not while the clock runs
     return took[1:]
+
+
+def _cold_s_per_byte() -> float:
+    """What it takes more to read what was made long ago than what was made just now."""
+    walk = Walk(BETWEEN_REPLAYS)
+    x = torch.ones(_READ_BYTES // 4)
+    hot: list[float] = []
+    cold: list[float] = []
+    for _ in range(_ROUNDS * _IN_A_ROW):
+        made = x.neg()
+        for moves, took in ((False, hot), (True, cold)):
+            if moves:
+                walk()
+            start = time.perf_counter()
+            out = made.neg()
+            took.append(time.perf_counter() - start)
+            del out
+    return max(0.0, median(cold) - median(hot)) / _READ_BYTES
 
 
 def _new_recorder() -> Recorder:

@@ -203,6 +203,7 @@ class Profile:
             charges=charges_of(where, self.traffic, count, self._calibration),
             attending_s=where.calls * self._calibration.call_s,
             replay_s=self._calibration.replay_s,
+            cold_s_per_byte=self._calibration.cold_s_per_byte,
         )
 
     def _usual_times(self) -> list[float]:

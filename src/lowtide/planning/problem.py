@@ -31,11 +31,14 @@ class Problem:
         self.nbytes = [value.nbytes for value in trace.values]
         self.maker = [-1 if value.op is None else value.op for value in trace.values]
         self.time_s = [op.time_s for op in trace.ops]
-        self.replay_s = [op.time_s + trace.replay_s for op in trace.ops]
-        """By op: what making it again takes."""
         self.pinned = [op.pinned is not None for op in trace.ops]
         self.inputs = [[v for v in op.inputs if self.maker[v] >= 0] for op in trace.ops]
         """By op, without sources."""
+        self.replay_s = [
+            op.time_s + trace.replay_s + trace.cold_s_per_byte * sum(self.nbytes[v] for v in inputs)
+            for op, inputs in zip(trace.ops, self.inputs, strict=True)
+        ]
+        """By op: what making it again takes. What it reads is not in the caches any more, as far as we know."""
         self.outputs = [list(op.outputs) for op in trace.ops]
         self.writes = [[w for w in op.writes if w.old is None or self.maker[w.old] >= 0] for op in trace.ops]
         self.over = [[self.maker[w.old] for w in op.writes if w.old is not None] for op in trace.ops]

@@ -23,6 +23,7 @@ def check_trace(trace: Trace) -> None:
         "noting": trace.noting_s,
         "attending": trace.attending_s,
         "a replay": trace.replay_s,
+        "reading a byte": trace.cold_s_per_byte,
     }
     for what, seconds in times.items():
         if not _is_time(seconds):

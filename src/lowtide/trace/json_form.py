@@ -45,6 +45,7 @@ def trace_to_json(trace: Trace) -> str:
         "noting_s": trace.noting_s,
         "attending_s": trace.attending_s,
         "replay_s": trace.replay_s,
+        "cold_s_per_byte": trace.cold_s_per_byte,
         "peak_bytes": trace.peak_bytes,
         "words": list(words),
         "ops": ops,
@@ -133,6 +134,7 @@ def _build(document: dict[str, Any]) -> Trace:
         ),
         attending_s=_seconds(document["attending_s"]),
         replay_s=_seconds(document["replay_s"]),
+        cold_s_per_byte=_seconds(document["cold_s_per_byte"]),
     )
 
 

@@ -116,6 +116,8 @@ class Trace:
     """What it takes besides, wherever a plan is followed that does not keep everything."""
     replay_s: float = 0.0
     """What replaying an op takes beside its own time."""
+    cold_s_per_byte: float = 0.0
+    """And what it takes more to read what it reads: in forward that was made just before."""
 
     @cached_property
     def fingerprint(self) -> str:
