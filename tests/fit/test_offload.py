@@ -32,7 +32,7 @@ from .test_fit import fitted_steps
 
 def take_to_be_quick(store: DiskStore) -> None:
     offloading._paces[store] = Pace(Speed(1e12, 1e12))
-    solving._trips[store] = Trips(0.0, 0.0, 0.0, 1e12)
+    solving._trips[store] = Trips(0.0, 0.0, 0.0, 1e12, 1e12, 0.0, 0.0)
 
 
 @pytest.fixture
