@@ -97,8 +97,7 @@ def worth_reading_ahead(
     for i, fetch in enumerate(fetches):
         fetched.setdefault(problem.maker[fetch.value], []).append(i)
     first_of = {some[0]: op for op, some in fetched.items()}
-    unread = {problem.maker[v] for v in away} - {*fetched}
-    unread |= {problem.maker[v] for v in {*away} - {fetch.value for fetch in fetches}}
+    unread = {problem.maker[v] for v in {*away} - {fetch.value for fetch in fetches}}
     # What may still be read ahead, by fetch: until then, since the one before.
     free = [min(room_bytes - fetch.most_bytes, link.max_ahead_bytes) for fetch in fetches]
     free[0] = min(free[0], room_bytes - last_live_bytes)
