@@ -32,7 +32,7 @@ from .test_fit import fitted_steps
 
 def take_to_be_quick(store: DiskStore) -> None:
     offloading._paces[store] = Pace(Speed(1e12, 1e12))
-    solving._trips[store] = Trips(0.0, 0.0, 0.0, 1e12)
+    solving._trips[store] = Trips(0.0, 0.0, 0.0, 1e12, 1e12, 0.0, 0.0)
 
 
 @pytest.fixture
@@ -71,6 +71,8 @@ def test_held_predicted_and_exact(name: str, disk: DiskStore) -> None:
     assert report.online_steps == 1
     assert report.plan is not None
     assert report.plan.offload
+    assert report.plan.reads_ahead
+    assert disk.stats().prefetch_hits > 0
     assert lowtide.report().values_offloaded > 0
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes is not None
@@ -106,6 +108,7 @@ def test_a_full_disk_costs_memory_once_and_is_not_planned_with_again(small_disk:
         limit = LEDGER.live_bytes + int(0.4 * plain.peak_bytes)
         plan = lowtide.plan(model, batch, limit, stores=store, codecs=None)
         assert plan.offload
+        assert plan.reads_ahead
         lowtide.fit(model, plan=plan, stores=store, codecs=None)
         for _ in range(4):
             assert_equal(plain, run_step(model, batch))

@@ -38,9 +38,18 @@ def packings() -> tuple[Packing, ...]:
 
 
 def random_plan(
-    trace: Trace, seed: int, share: float, twice: float, away: float, packed: tuple[Packing, ...] = ()
+    trace: Trace,
+    seed: int,
+    share: float,
+    twice: float,
+    away: float,
+    packed: tuple[Packing, ...] = (),
+    ahead: float = 0.0,
 ) -> Plan:
-    """A plan that keeps some ops and recomputes others, some again and again; some of the kept wait elsewhere."""
+    """A plan that keeps some ops and recomputes others, some again and again; some of the kept wait elsewhere.
+
+    Of those in a store some are read ahead, from some moment on.
+    """
     rng = random.Random(seed)
     keep = tuple(op.pinned is not None or rng.random() < share for op in trace.ops)
     again = tuple(j for j, kept in enumerate(keep) if not kept and rng.random() < twice)
@@ -54,6 +63,10 @@ def random_plan(
             break
         except RuntimeError:  # too many replays
             again = again[::2]
+    events = [-1, *simulated.written_by]
+    read_after = {j: rng.choice(events) if rng.random() < ahead else j for j in simulated.written_by}
+    reads = {j: event for j, event in read_after.items() if event != j}
+    simulated = simulate(trace, keep, again, simulated.written_by, problem.link, packed, reads)
     plan = solve(trace, 2**60)
     return replace(
         plan,
@@ -61,6 +74,7 @@ def random_plan(
         again=again,
         offload=tuple(simulated.written_by),
         written_by=tuple(simulated.written_by.values()),
+        read_after=tuple(read_after.values()),
         compress=tuple(j for j in simulated.written_by if problem.packed[j]),
         link=problem.link,
         packings=problem.packings,
@@ -100,7 +114,7 @@ class Account:
             self.asks[-1] = max(self.asks[-1], LEDGER.live_bytes + beside_bytes)
 
 
-@pytest.mark.parametrize("way", ["recomputed", "offloaded", "packed"])
+@pytest.mark.parametrize("way", ["recomputed", "offloaded", "read ahead", "packed"])
 @pytest.mark.parametrize("name", sorted(deep.DEEP))
 def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, batch = deep.build(name)
@@ -109,9 +123,12 @@ def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_
     trace = profile(model, batch)
     packed = packings() if way == "packed" else ()
     away = 0.0 if way == "recomputed" else 0.5
-    plan = random_plan(trace, sorted(deep.DEEP).index(name), share=0.6, twice=0.2, away=away, packed=packed)
+    ahead = 0.7 if way == "read ahead" else 0.0
+    seed = sorted(deep.DEEP).index(name)
+    plan = random_plan(trace, seed, share=0.6, twice=0.2, away=away, packed=packed, ahead=ahead)
     assert plan.recomputed
-    assert bool(plan.in_store) == (way == "offloaded")
+    assert bool(plan.in_store) == (way in ("offloaded", "read ahead"))
+    assert bool(plan.reads_ahead) == (way == "read ahead")
     assert bool(plan.compress) == (way == "packed")
     store = DiskStore(tmp_path)
     lowtide.fit(model, plan=plan, budget=2**60, stores=store, codecs=("bf16",) if packed else None)
@@ -129,7 +146,9 @@ def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_
     model.zero_grad(set_to_none=True)
     torch.manual_seed(3)
     model(**batch).loss.backward()
-    predicted = simulate(trace, plan.keep, plan.again, plan.departures, plan.link, plan.packings).ask_live
+    predicted = simulate(
+        trace, plan.keep, plan.again, plan.departures, plan.link, plan.packings, plan.reads_ahead
+    ).ask_live
     assert len(account.asks) == len(predicted)
     differences = [measured - int(expected) for measured, expected in zip(account.asks, predicted, strict=True)]
     usual = statistics.mode(d // 1024 for d in differences) * 1024  # what the test has come to hold since
@@ -139,6 +158,7 @@ def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_
     assert max(errors) <= 2048
     assert -min(errors) <= 2 * largest
     assert sum(abs(e) <= 2048 for e in errors) > 0.7 * len(errors)
+    assert (store.stats().prefetch_hits > 0) == (way == "read ahead")
     lowtide.unfit(model)
     gc.collect()
     assert store.stats().values == 0

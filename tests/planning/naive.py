@@ -11,7 +11,7 @@ from lowtide.trace import Trace
 
 
 class Naive:
-    def __init__(self, trace: Trace, keep, again=(), written_by=None, in_s=None, packing=None):
+    def __init__(self, trace: Trace, keep, again=(), written_by=None, link=None, packing=None, read_after=None):
         self.trace, self.keep = trace, list(keep)
         for j, op in enumerate(trace.ops):  # what is written over memory that is kept cannot be made again
             olds = [trace.values[w.old] for w in op.writes if w.old is not None]
@@ -19,7 +19,7 @@ class Naive:
                 self.keep[j] = True
         self.again = {j for j in again if not self.keep[j]}
         self.n = len(trace.ops)
-        self.written_by, self.in_s = written_by or {}, in_s
+        self.written_by, self.link, self.read_after = written_by or {}, link, read_after or {}
         self.packing = packing or {}  # by value, of those that are packed where they are away
         self.made = [v for v, value in enumerate(trace.values) if value.op is not None]
         self.seconds = 0.0
@@ -76,7 +76,8 @@ class Naive:
             packed = [v for v in self.packing if self.is_away(v) and self.trace.values[v].op < j]
             at_work = [v for v in packed if self.trace.values[v].op == j - 1]
             beside = self.packed_size(packed) + sum(self.workspace(v) for v in at_work)
-            live.append(self.trace.ops[j].other_bytes + self.size(there | held) + beside)
+            begun = self.to_be_read(-1) if j == self.n - 1 else []
+            live.append(self.trace.ops[j].other_bytes + self.size(there | held) + beside + self.size(begun))
         for v in self.packing:
             if self.is_away(v):
                 self.seconds += self.packing[v].in_s(self.trace.values[v].nbytes)
@@ -87,6 +88,12 @@ class Naive:
         op = self.trace.values[v].op
         packs = any(other in self.packing for other in self.trace.ops[op].outputs)
         return op in self.written_by and (not packs or v in self.packing) and v in self.held(set(), self.n)
+
+    def to_be_read(self, event) -> list[int]:
+        """What is in the store and to be read ahead from this event on, in that order."""
+        mine = [v for v in self.made if self.is_away(v) and v not in self.packing]
+        mine = [v for v in mine if self.read_after.get(self.trace.values[v].op) == event]
+        return sorted(mine, key=lambda v: (-self.trace.values[v].op, v))
 
     def packed_size(self, values) -> int:
         return sum(self.packing[v].packed_bytes(self.trace.values[v].nbytes) for v in values)
@@ -103,6 +110,11 @@ class Naive:
         self.original = set(self.resident)
         self.packed = {v for v in self.packing if self.is_away(v)}
         self.given: set[int] = set()
+        self.now = 0.0  # since backward has begun
+        self.reads: list[tuple[int, float, float]] = []  # value, when its turn could come, how long it takes
+        self.coming: set[int] = set()  # being read ahead, or read and not yet fetched
+        self.fetched_ops: set[int] = set()
+        self.begin_reading(-1)
         peaks = []
         for k, ask in enumerate(asks):
             self.k = k
@@ -120,7 +132,43 @@ class Naive:
                 self.given -= gone
                 self.resident -= {v for v in gone if self.trace.values[v].op in self.again}
                 self.collect()
+            self.now += ask.time_s
         return peaks
+
+    def begin_reading(self, event) -> None:
+        for v in self.to_be_read(event):
+            if v in self.resident or v in self.coming or not self.wanted(v):
+                continue
+            nbytes = self.trace.values[v].nbytes
+            taken = self.link.ahead_s_each + nbytes * self.link.ahead_s_per_byte
+            self.seconds += taken
+            self.now += taken
+            self.reads.append((v, self.now, nbytes / (self.link.ahead_bytes_per_s or self.link.in_bytes_per_s)))
+            self.coming.add(v)
+
+    def read_by(self, v) -> float:
+        """When v has been read: one after the other, each when its turn could come or later."""
+        end = 0.0
+        for other, earliest, takes in self.reads:
+            end = max(end, earliest) + takes
+            if other == v:
+                break
+        return end
+
+    def fetch(self, v) -> None:
+        if v in self.coming:
+            waits = max(0.0, self.read_by(v) - self.now)
+            self.coming.discard(v)
+        else:
+            waits = self.link.fetch_s + self.trace.values[v].nbytes / self.link.in_bytes_per_s
+        self.seconds += waits
+        self.now += waits
+        self.resident.add(v)
+        op = self.trace.values[v].op
+        if op not in self.fetched_ops:
+            self.fetched_ops.add(op)
+            self.begin_reading(op)
+        self.peak = max(self.peak, self.live())
 
     def live(self, extra=()) -> int:
         def still(value):
@@ -134,6 +182,7 @@ class Naive:
             + self.size(others - shared)
             + self.size(self.resident - self.original)
             + self.packed_size(self.packed)
+            + self.size(self.coming)
         )
 
     def wanted(self, v) -> bool:
@@ -147,6 +196,7 @@ class Naive:
                 break
         self.resident = {v for v in self.resident if self.wanted(v)}
         self.packed = {v for v in self.packed if self.wanted(v)}
+        self.coming = {v for v in self.coming if self.wanted(v)}
 
     def resolve(self, asked) -> None:
         stack = [(asked, None)]
@@ -157,14 +207,14 @@ class Naive:
                 stack.pop()
                 continue
             if self.is_away(v):
-                self.resident.add(v)
                 if v in self.packing:
+                    self.resident.add(v)
                     self.seconds += self.packing[v].out_s(self.trace.values[v].nbytes)
+                    self.now += self.packing[v].out_s(self.trace.values[v].nbytes)
                     self.peak = max(self.peak, self.live() + self.workspace(v))
                     self.packed.discard(v)
                 else:
-                    self.seconds += self.in_s(self.trace.values[v].nbytes)
-                    self.peak = max(self.peak, self.live())
+                    self.fetch(v)
                 stack.pop()
                 continue
             op = self.trace.values[v].op
@@ -188,7 +238,9 @@ class Naive:
         record = self.trace.ops[op]
         assert op in self.open_recipes
         read = sum(value.nbytes for v in record.inputs if (value := self.trace.values[v]).op is not None)
-        self.seconds += record.time_s + self.trace.replay_s + self.trace.cold_s_per_byte * read
+        took = record.time_s + self.trace.replay_s + self.trace.cold_s_per_byte * read
+        self.seconds += took
+        self.now += took
         self.replays += 1
         new = {o for o in record.outputs if self.wanted(o) and o not in self.resident}
         scratch = []
@@ -222,9 +274,9 @@ class Naive:
         return charged + self.trace.noting_s * len(noted) + self.trace.attending_s
 
 
-def naive_simulation(trace: Trace, keep, again=(), written_by=None, in_s=None, packing=None):
+def naive_simulation(trace: Trace, keep, again=(), written_by=None, link=None, packing=None, read_after=None):
     """(forward live bytes, live bytes by ask, extra seconds, replays); `written_by`: what is offloaded, and when"""
-    naive = Naive(trace, keep, again, written_by, in_s, packing)
+    naive = Naive(trace, keep, again, written_by, link, packing, read_after)
     forward = naive.forward()
     asks = naive.backward()
     return forward, asks, naive.seconds + naive.noting(), naive.replays

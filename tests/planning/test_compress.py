@@ -47,7 +47,7 @@ def packing_some(draw):
 def test_it_agrees_with_the_naive_machine(case):
     problem, keep, again, written_by = case
     packing = {v: one for v, one in enumerate(problem.packing) if one is not None}
-    forward, asks, seconds, replays = naive_simulation(problem.trace, keep, again, written_by, FAST_OUT.in_s, packing)
+    forward, asks, seconds, replays = naive_simulation(problem.trace, keep, again, written_by, FAST_OUT, packing)
     judged = simulate(problem.trace, keep, again, written_by, problem.link, problem.packings)
     assert judged.forward_live.tolist() == forward
     assert judged.ask_live.tolist() == asks

@@ -27,22 +27,56 @@ def offloading(draw):
         if keep[j] and problem.offloadable[j] and draw(st.booleans()):
             first = 1 + min(problem.natural_end[v] for v in problem.outputs[j])
             written_by[j] = draw(st.integers(first, problem.n_ops))
-    return trace, keep, {j for j in again if not keep[j]}, written_by
+    events = st.sampled_from([-1, *written_by])
+    read_after = {j: event for j in written_by if (event := draw(events)) != j}
+    return trace, keep, {j for j in again if not keep[j]}, written_by, read_after
 
 
-@settings(max_examples=100, deadline=None)
-@given(offloading())
-def test_it_agrees_with_the_naive_machine(case):
-    trace, keep, again, written_by = case
-    forward, asks, seconds, replays = naive_simulation(trace, keep, again, written_by, FAST_OUT.in_s)
-    judged = simulate(trace, keep, again, written_by, FAST_OUT)
+links = st.builds(
+    Link,
+    st.just("disk"),
+    out_bytes_per_s=st.just(1e15),
+    in_bytes_per_s=st.sampled_from([0.5, 4.0]),
+    least_bytes=st.just(1),
+    fetch_s=st.sampled_from([0.0, 0.25]),
+    ahead_bytes_per_s=st.sampled_from([0.0, 3.0]),
+    ahead_s_each=st.sampled_from([0.0, 0.125]),
+    ahead_s_per_byte=st.sampled_from([0.0, 0.01]),
+)
+"""Writes are nothing, reads take more or less than an op."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(offloading(), links)
+def test_it_agrees_with_the_naive_machine(case, link):
+    trace, keep, again, written_by, read_after = case
+    forward, asks, seconds, replays = naive_simulation(trace, keep, again, written_by, link, read_after=read_after)
+    judged = simulate(trace, keep, again, written_by, link, read_after=read_after)
     assert judged.forward_live.tolist() == forward
     assert judged.ask_live.tolist() == asks
     assert judged.extra_s == pytest.approx(seconds)
     assert judged.replayed_ops == replays
 
 
-def chain(ops=4, seconds=1.0, nbytes=10):
+@settings(max_examples=200, deadline=None)
+@given(offloading(), links, st.floats(0.3, 1.2), st.integers(1, 2**62))
+def test_what_is_read_ahead_fits_saves_time_and_is_followed_exactly(case, link, share, max_ahead_bytes):
+    trace, keep, again, written_by, _ = case
+    link = replace(link, max_ahead_bytes=max_ahead_bytes)
+    room = int(share * simulate(trace, [True] * len(trace.ops)).peak_bytes)
+    chosen = Simulator(Problem(trace, link)).run(keep, again, offload=[*written_by], room_bytes=room)
+    needed = simulate(trace, keep, again, chosen.written_by, link)
+    followed = simulate(trace, keep, again, chosen.written_by, link, read_after=chosen.read_after)
+    assert (followed.ask_live == chosen.ask_live).all()
+    assert (followed.forward_live == chosen.forward_live).all()
+    assert followed.extra_s == chosen.extra_s
+    assert followed.waited_s == chosen.waited_s
+    for live, alone in ((chosen.ask_live, needed.ask_live), (chosen.forward_live, needed.forward_live)):
+        assert all(some <= max(room, other) for some, other in zip(live, alone, strict=True))
+    assert chosen.extra_s < needed.extra_s if chosen.read_after else chosen.extra_s == needed.extra_s
+
+
+def chain(ops=4, seconds=1.0, nbytes=10, asks_s=0.0):
     """Each op reads the one before; everything is saved, and asked for in reverse."""
     values = [Value(1, None, 0, 0)] + [Value(nbytes, j, j + 1, min(j + 1, ops - 1)) for j in range(ops)]
     return Trace(
@@ -50,10 +84,63 @@ def chain(ops=4, seconds=1.0, nbytes=10):
         ops=tuple(Op("op", "", seconds, (j,), (j + 1,)) for j in range(ops)),
         values=tuple(values),
         saved=tuple(range(1, ops + 1)),
-        asks=tuple(Ask(v, k) for k, v in enumerate(range(ops, 0, -1))),
+        asks=tuple(Ask(v, k, 0, asks_s) for k, v in enumerate(range(ops, 0, -1))),
         step_s=2.0 * ops * seconds,
         peak_bytes=ops * nbytes,
     )
+
+
+def ahead(trace, offload, room_bytes=10**9, **speeds):
+    """What is chosen with a disk that writes at once and reads a value of 10 bytes in 1 s."""
+    link = Link("disk", **{"out_bytes_per_s": 1e15, "in_bytes_per_s": 10.0, "least_bytes": 1, **speeds})
+    return Simulator(Problem(trace, link)).run([True] * len(trace.ops), offload=offload, room_bytes=room_bytes)
+
+
+def test_reading_is_hidden_behind_backward_where_there_is_room():
+    # Op 3's value is kept and asked for at 0 s; those of ops 2, 1 and 0 are needed 2 s, 4 s and 6 s after it.
+    trace = chain(asks_s=2.0)
+    free = ahead(trace, [0, 1, 2])
+    assert free.read_after == {2: -1, 1: 2, 0: 1}
+    assert free.waited_s == pytest.approx(0.0, abs=1e-9)
+    assert free.ask_live.tolist() == [20, 20, 20, 10]
+    assert free.forward_live.tolist() == [10, 20, 20, 30]
+    # In forward two values are alive at a time: there is room for as much in backward, but not at op 3.
+    tight = ahead(trace, [0, 1, 2], room_bytes=20)
+    assert tight.read_after == {1: 2, 0: 1}
+    assert tight.waited_s == pytest.approx(1.0)
+    assert tight.peak_bytes == 20
+    # Where only what is needed has room, it is waited for.
+    none = ahead(trace, [0, 1, 2], room_bytes=19)
+    assert none.read_after == {}
+    assert none.waited_s == pytest.approx(3.0)
+
+
+def test_reads_follow_each_other_and_backward_waits_for_what_is_not_there_yet():
+    # Asks come every 0.75 s, reads take 1 s each: what backward's first 0.75 s do not hide, and so on.
+    judged = ahead(chain(asks_s=0.75), [0, 1, 2])
+    assert judged.read_after == {2: -1, 1: -1, 0: 2}
+    assert judged.waited_s == pytest.approx(3.0 - 3 * 0.75)
+    # A store that reads no more than one value ahead.
+    judged = ahead(chain(asks_s=0.75), [0, 1, 2], max_ahead_bytes=10)
+    assert judged.read_after == {2: -1, 1: 2, 0: 1}
+    assert judged.waited_s == pytest.approx(0.75)
+
+
+def test_a_later_beginning_is_enough_for_a_quick_disk():
+    # With 6 ops and 0.5 s a read, nothing needs to begin more than one fetch before.
+    judged = ahead(chain(6, asks_s=1.0), [0, 1, 2, 3, 4], in_bytes_per_s=20.0)
+    assert judged.read_after == {4: -1, 3: 4, 2: 3, 1: 2, 0: 1}
+    # With 1.5 s, two fetches.
+    judged = ahead(chain(6, asks_s=2.0), [0, 1, 2, 3, 4], in_bytes_per_s=10 / 1.5)
+    assert judged.read_after == {4: -1, 3: -1, 2: 4, 1: 3, 0: 2}
+
+
+def test_what_reading_beside_ops_takes_from_them_is_counted():
+    slow = ahead(chain(asks_s=2.0), [0], ahead_s_each=0.25, ahead_s_per_byte=0.01)
+    assert slow.read_after == {0: -1}
+    assert slow.waited_s == pytest.approx(0.35)
+    # One core for both: reading ahead saves nothing.
+    assert ahead(chain(asks_s=2.0), [0], ahead_s_per_byte=0.1).read_after == {}
 
 
 def test_writing_is_hidden_behind_ops_and_reading_is_not():
@@ -95,7 +182,7 @@ def test_a_store_never_makes_a_plan_slower(trace, share):
     plan = solve(trace, budget, link=link, deadline_s=5)
     assert plan.predicted_peak_bytes <= budget
     assert plan.bound_step_s <= plan.predicted_step_s
-    checked = simulate(trace, plan.keep, plan.again, plan.departures, link)
+    checked = simulate(trace, plan.keep, plan.again, plan.departures, link, read_after=plan.reads_ahead)
     assert (checked.peak_bytes, checked.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
     assert plan.predicted_step_s <= solve(trace, budget, deadline_s=5).predicted_step_s * 1.02
 
@@ -138,9 +225,8 @@ def assert_nothing_beats_the_bound(simulator, share, whole):
 
 
 @settings(max_examples=30, deadline=None)
-@given(training_traces(), st.floats(0.3, 0.95), st.booleans())
-def test_no_plan_beats_the_bound(trace, share, whole):
-    link = Link("disk", out_bytes_per_s=1e9, in_bytes_per_s=30.0, least_bytes=1)
+@given(training_traces(), st.floats(0.3, 0.95), st.booleans(), links)
+def test_no_plan_beats_the_bound(trace, share, whole, link):
     assert_nothing_beats_the_bound(Simulator(Problem(trace, link)), share, whole)
 
 
@@ -155,10 +241,17 @@ def test_decisions_that_cannot_be_followed_are_refused():
         Plan.from_json(replace(plan, offload=(0,), written_by=(0,)).to_json())
     with pytest.raises(ArgumentError, match="not a valid plan"):
         Plan.from_json(replace(plan, offload=(0,), written_by=(2,), link=None).to_json())
+    two = replace(plan, offload=(0, 1), written_by=(2, 3), link=FAST_OUT, keep=(True,) * 4, again=())
+    for wrong in ((2, 1), (-2, 1), (1,), (0, 1, 1), ("1", 1)):
+        with pytest.raises(ArgumentError, match="not a valid plan"):
+            Plan.from_json(replace(two, read_after=wrong).to_json())
+    for right in ((1, -1), (0, 0), ()):
+        assert Plan.from_json(replace(two, read_after=right).to_json()).read_after == right
+    assert replace(two, read_after=(1, 1)).reads_ahead == {0: 1}
 
 
 def test_what_writing_takes_from_the_ops_is_counted():
-    link = Link("disk", 10.0, 20.0, least_bytes=1, put_s=0.25, put_s_per_byte=0.01, fetch_s=0.125)
+    link = Link("disk", 10.0, 20.0, least_bytes=1, put_s=0.25, put_s_per_byte=0.01, fetch_s=0.125, ahead_s_each=0.125)
     judged = Simulator(Problem(chain(), link)).run([True] * 4, offload=[0], room_bytes=10**9)
     # Handed over at 1 s, which takes 0.35 s; written at 2.35 s, just when op 2 begins; read in 0.125 s + 0.5 s.
     assert judged.written_by == {0: 2}

@@ -15,7 +15,7 @@ from lowtide import LowtideWarning
 from lowtide.codecs import CODECS
 from lowtide.profiling import tiers
 from lowtide.profiling.meter import PeakMeter
-from lowtide.profiling.tiers import MAX_VALUE_BYTES, Speed, measure_codec, measure_store, measure_trips
+from lowtide.profiling.tiers import MAX_VALUE_BYTES, VALUES, Speed, measure_codec, measure_store, measure_trips
 from lowtide.stores import DiskStore, MemoryDouble, StoreError
 
 from ..stores.tiers import TIERS, assert_same, random_bits, wait_until
@@ -86,8 +86,11 @@ def test_trips_are_measured_beside_ops_and_leave_nothing(tmp_path: Path) -> None
     state = torch.get_rng_state()
     with DiskStore(tmp_path) as store:
         trips = measure_trips(store)
-        assert min(trips.put_s, trips.put_s_per_byte, trips.fetch_s) >= 0
+        assert min(trips.put_s, trips.put_s_per_byte, trips.fetch_s, trips.ahead_s_each, trips.ahead_s_per_byte) >= 0
         assert 0 < trips.fetch_bytes_per_s < 1e12
+        assert 0 < trips.ahead_bytes_per_s < 1e12
+        assert store.stats().prefetch_hits >= VALUES
+        assert store.stats().ahead_bytes == 0
         assert store.stats().values == 0
     assert torch.equal(state, torch.get_rng_state())
 

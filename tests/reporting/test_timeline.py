@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from lowtide.planning import simulate, solve
 from lowtide.reporting.timeline import BACKWARD, FORWARD, KINDS, REPLAY, follow
 from lowtide.trace import TRACE_VERSION, Trace
+from tests.planning.test_offload import links, offloading
 from tests.planning.test_simulator import step, traces_with_decisions
 from tests.planning.traces import gpt_trace
 
@@ -38,6 +39,25 @@ def test_its_bytes_are_those_of_the_simulator(case):
     assert (timeline.module_bytes >= 0).all()
     assert sum(m.phase == REPLAY for m in timeline.moments) == judged.replayed_ops
     assert sum(m.phase == BACKWARD for m in timeline.moments) == len(trace.asks)
+
+
+@settings(max_examples=100, deadline=None)
+@given(offloading(), links)
+def test_what_is_read_ahead_is_counted_from_the_beginning_of_its_read(case, link):
+    trace, keep, again, written_by, read_after = case
+    timeline = follow(trace, keep, again, written_by, link, read_after=read_after)
+    judged = simulate(trace, keep, again, written_by, link, read_after=read_after)
+    live = timeline.live_bytes
+    assert live[: len(trace.ops)].tolist() == judged.forward_live.tolist()
+    for k, nbytes in enumerate(judged.ask_live):
+        assert max(live[m] for m, moment in enumerate(timeline.moments) if moment.ask == k) == nbytes
+    assert (timeline.module_bytes.sum(axis=1) + timeline.other_bytes == live).all()
+    assert (timeline.kind_bytes >= 0).all()
+    busy_s = sum(moment.duration_s for moment in timeline.moments)
+    replays_s = sum(m.duration_s for m in timeline.moments if m.phase == REPLAY)
+    assert judged.extra_s - judged.recording_s == pytest.approx(replays_s + judged.waited_s)
+    if trace.asks:
+        assert timeline.duration_s == pytest.approx(busy_s + judged.waited_s)
 
 
 @settings(max_examples=50, deadline=None)

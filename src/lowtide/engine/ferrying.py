@@ -4,10 +4,15 @@ A value is put when autograd saves it or a recipe refers to it, and is written w
 plan names it has been written: if the store is slower than it was taken to be, forward waits there, so that the peak
 is the planned one and only the time is not. What cannot be written (a full disk) stays in memory; the store warns.
 Packing is done at once.
+
+In backward a value is read when it is needed, or ahead of that, from the moment that the plan names: when another op's
+value is first fetched, or when backward begins. Its memory is taken then, and not before. A read ahead is a hint: one
+that cannot be, or that fails, is no error before the value is needed, and is then read again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING
 
@@ -16,12 +21,14 @@ import torch
 from ..codecs import Encoded
 from ..planning import Packing, Plan
 from ..planning.packing import suitable_packings
+from ..planning.reading import WHEN_BACKWARD_BEGINS
 from ..stores import Store, Ticket
 from .compressing import pack, unpack
 from .eviction import seat_of
 from .offloading import wait_until_written
 from .torch_private import without_modes
 from .values import Tensor, Value, flat
+from .watching import Watch
 
 if TYPE_CHECKING:
     from .planned import Gauge
@@ -39,6 +46,10 @@ class Ferry:
         self._gauge = gauge
         self._due: dict[int, list[weakref.ref[Ticket]]] = {}
         self._passed = -1  # the op that was made last
+        self._read_at: dict[int, list[int]] = {}  # by event: the ops whose values are read then
+        for j, event in sorted(plan.reads_ahead.items(), reverse=True):  # what was made last is needed first
+            self._read_at.setdefault(event, []).append(j)
+        self._ahead: dict[int, list[weakref.ref[Value]]] = {j: [] for j in plan.reads_ahead}
 
     def takes(self, value: Value, tensor: Tensor) -> bool:
         """Whether the plan wants this value, of which `tensor` is a view, to wait elsewhere."""
@@ -84,6 +95,8 @@ class Ferry:
         with without_modes():  # its own ops are not the step's
             seat.ticket = self.store.put(flat(tensor), str(value.origin))
         seat.store = self.store
+        if value.origin.number in self._ahead:
+            self._ahead[value.origin.number].append(weakref.ref(value))
         due = self._written_by[value.origin.number]
         if due <= self._passed + 1:
             wait_until_written(self.store, seat.ticket)
@@ -116,4 +129,23 @@ class Ferry:
         value.own(tensor)
         if self._gauge is not None:
             self._gauge.saw(tensor)
+        if self._read_at and value.origin is not None:
+            self._read_ahead(value.origin.number)
         return True
+
+    def backward_begins(self) -> None:
+        """The first backward pass through the step is about to run."""
+        if self._read_at:
+            self._read_ahead(WHEN_BACKWARD_BEGINS)
+
+    def _read_ahead(self, event: int) -> None:
+        """Have read what the plan wants read from now on, as far as it is still in the store and wanted."""
+        for op in self._read_at.pop(event, ()):
+            for ref in self._ahead.pop(op):
+                value = ref()
+                seat = value.seat if value is not None and value.tensor is None else None
+                if seat is None or seat.ticket is None or seat.store is None or seat.store.closed:
+                    continue
+                # A mode may have stepped aside for a formula: the memory that is taken here is seen nevertheless.
+                with contextlib.nullcontext() if self._gauge is None else Watch(self._gauge):
+                    seat.store.prefetch(seat.ticket)

@@ -151,6 +151,11 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         else:
             super()._keep(value, tensor, storage)
 
+    def backward_begins(self) -> None:
+        """A backward pass through the step is about to run."""
+        if self._ferry is not None and self.differs_at is None:
+            self._ferry.backward_begins()
+
     # -- sleeping -------------------------------------------------------------------------------------
 
     @property

@@ -71,13 +71,18 @@ def link_to(store: Store | None) -> Link | None:
             if store.closed:
                 raise
             return None  # it has said so itself
+    in_bytes_per_s = min(pace.speed.in_bytes_per_s, trips.fetch_bytes_per_s)
     return Link(
         store.tier,
         pace.speed.out_bytes_per_s,
-        min(pace.speed.in_bytes_per_s, trips.fetch_bytes_per_s),
+        in_bytes_per_s,
         put_s=trips.put_s,
         put_s_per_byte=trips.put_s_per_byte,
         fetch_s=trips.fetch_s,
+        ahead_bytes_per_s=min(in_bytes_per_s, trips.ahead_bytes_per_s),
+        ahead_s_each=trips.ahead_s_each,
+        ahead_s_per_byte=trips.ahead_s_per_byte,
+        max_ahead_bytes=store.max_ahead_bytes,
     )
 
 

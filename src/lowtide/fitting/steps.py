@@ -121,6 +121,9 @@ def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         measured = gauge is not None and not unplanned and not makes_graph((roots, *args))
         try:
             with Watch(gauge) if measured and gauge is not None else contextlib.nullcontext():
+                for recorder in recorders:
+                    if isinstance(recorder, PlannedRecorder):
+                        recorder.backward_begins()
                 out = original(roots, *args, **kwargs)
         except BaseException:
             for step in through:  # what is left of it is of no use

@@ -1,16 +1,17 @@
 """Backward, as the simulator follows it: what is in memory from ask to ask, and what is replayed or read for each.
 
 It does what the engine does at an ask: makes what is missing by replaying it, op by op, retaining what somebody still
-wants; reads back what is in the store; and lets go of whatever nobody wants any more.
+wants; reads back what is in the store, also ahead of its ask; and lets go of whatever nobody wants any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from .._errors import LowtideError
 from .problem import Problem
+from .reading import WHEN_BACKWARD_BEGINS, Fetch, Reading
 
 
 class TooManyReplaysError(LowtideError):
@@ -47,6 +48,7 @@ class Backward:
         wanted_until: list[int],
         max_replays: int | None,
         away: Sequence[int],
+        read_after: Mapping[int, int],
     ) -> None:
         n = problem.n_ops
         self.problem = problem
@@ -57,6 +59,15 @@ class Backward:
         self.watching = False
         self.seen: list[int] = []
         self.watcher: Watcher | None = None
+        self.read_after = read_after
+        self.fetches: list[Fetch] = []
+        self.answers: list[int] = []
+        """By ask: the most bytes of ours alive."""
+        self.begun_bytes = 0
+        """Of what is read from the beginning on."""
+        self._reading = Reading(problem, away, read_after)
+        self._own_s = 0.0  # what it has taken, without waiting for the store
+        self._most_bytes = 0  # since the last fetch, of everybody
         self._limit = max_replays
         self._resident = [False] * problem.n_values
         self._answered = [False] * problem.n_values  # asked for, and its handle not yet gone
@@ -93,11 +104,23 @@ class Backward:
                 self._stay_on(v)
                 self._live += problem.nbytes[v]
 
+    def follow(self) -> None:
+        """All of it."""
+        self.begin()
+        self.answers = [self.answer(k) for k in range(self.problem.n_asks)]
+
+    def begin(self) -> None:
+        """Backward begins."""
+        before = self._live
+        self._read_ahead(WHEN_BACKWARD_BEGINS)
+        self.begun_bytes = self._live - before
+
     def answer(self, k: int) -> int:
         """Answer ask k; the most bytes of ours alive at any moment of it."""
         problem = self.problem
         self._ask = k
         most = self._live
+        self._saw(most)
         if self.watching:
             self._note()
         v = problem.ask_value[k]
@@ -117,6 +140,7 @@ class Backward:
             self._live -= problem.nbytes[gone]
             if self.watcher is not None:
                 self.watcher.change(gone, 0, -1)
+        self._goes_on(problem.trace.asks[k].time_s)
         return most
 
     def _make(self, wanted: int) -> int:
@@ -154,29 +178,66 @@ class Backward:
 
     def _read(self, v: int) -> int:
         """Bring a value back from the store, or unpack it; the live bytes meanwhile."""
-        packing, link = self.problem.packing[v], self.problem.link
-        nbytes = self.problem.nbytes[v]
-        work = 0
-        if packing is not None:
-            seconds, work = packing.out_s(nbytes), packing.workspace(nbytes)
-        else:
-            assert link is not None
-            seconds = link.in_s(nbytes)
+        packing, nbytes = self.problem.packing[v], self.problem.nbytes[v]
+        if packing is None:
+            return self._fetch(v)
+        seconds, work = packing.out_s(nbytes), packing.workspace(nbytes)
         self.extra_s += seconds
         self.waited_s += seconds
+        self._goes_on(seconds)
         self._resident[v] = True
         self._live += nbytes
         if self.watching:
             self._note(work)
         if self.watcher is not None:
             self.watcher.change(v, 1, 0)
-            if packing is None:
-                self.watcher.waits(seconds)
-            else:
-                self.watcher.unpacks(self._ask, v, seconds, work)
+            self.watcher.unpacks(self._ask, v, seconds, work)
         meanwhile = self._live + work
+        self._saw(meanwhile)
         self._unpacked(v)
         return meanwhile
+
+    def _fetch(self, v: int) -> int:
+        """Have a value from the store, and begin to read what is due then; the live bytes meanwhile."""
+        self.fetches.append(Fetch(v, self._own_s, self._most_bytes))
+        is_there = self._reading.is_begun(v)
+        self._waits(self._reading.fetch(v))
+        self._resident[v] = True
+        if not is_there:
+            self._live += self.problem.nbytes[v]
+            if self.watcher is not None:
+                self.watcher.change(v, 1, 0)
+        self._read_ahead(self.problem.maker[v])
+        if self.watching:
+            self._note()
+        self._most_bytes = 0
+        self._saw(self._live)
+        return self._live
+
+    def _read_ahead(self, event: int) -> None:
+        """Begin to read what is due, as far as it is still wanted and not there yet."""
+        for v in self._reading.due_after(event):
+            if self._wants[v] and not self._resident[v]:
+                self._waits(self._reading.begin(v))
+                self._live += self.problem.nbytes[v]
+                if self.watcher is not None:
+                    self.watcher.change(v, 1, 0)
+
+    def _waits(self, seconds: float) -> None:
+        """For the store, or for the ops that it slows down."""
+        self.extra_s += seconds
+        self.waited_s += seconds
+        if self.watcher is not None and seconds:
+            self.watcher.waits(seconds)
+
+    def _goes_on(self, seconds: float) -> None:
+        """Something runs beside which reads go on."""
+        self._own_s += seconds
+        self._reading.goes_on(seconds)
+
+    def _saw(self, live: int) -> None:
+        """So many bytes of ours are alive."""
+        self._most_bytes = max(self._most_bytes, live + self.problem.trace.asks[self._ask].other_bytes)
 
     def _unpacked(self, v: int) -> None:
         """What is held of it packed goes."""
@@ -194,6 +255,7 @@ class Backward:
         if self._limit is not None and self.replayed_ops > self._limit:
             raise TooManyReplaysError(f"more than {self._limit} replays")
         self.extra_s += problem.replay_s[op]
+        self._goes_on(problem.replay_s[op])
         again = op in self.again
         scratch = 0
         made = [v for v in problem.outputs[op] if wants[v] and not resident[v]]
@@ -221,6 +283,7 @@ class Backward:
                 self.watcher.change(v, 1, 0)
             self.watcher.moment(self._ask, op, scratch)
         during = self._live + scratch
+        self._saw(during)
         if again:
             for v in made:
                 if v not in self._pushes:
@@ -257,6 +320,11 @@ class Backward:
         """Nothing of ours holds v any more."""
         if not self._resident[v]:
             self._unpacked(v)
+            if self._reading.is_begun(v):
+                self._reading.forget(v)
+                self._live -= self.problem.nbytes[v]
+                if self.watcher is not None:
+                    self.watcher.change(v, -1, 0)
             return
         self._resident[v] = False
         stays = self._stays_until.get(v, -1) >= self._ask
@@ -280,4 +348,5 @@ class Backward:
     def _note(self, scratch: int = 0) -> None:
         if self._live + scratch > self._noted_bytes:
             self._noted_bytes = self._live + scratch
-            self.seen = [v for v in range(self.problem.n_values) if self._resident[v] or self._natural[v]]
+            here = range(self.problem.n_values)
+            self.seen = [v for v in here if self._resident[v] or self._natural[v] or self._reading.is_begun(v)]

@@ -36,7 +36,10 @@ def describe_holders(simulator: Simulator, candidate: Candidate, count: int = 5)
     sizes: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
     simulation = candidate.simulation
-    for v in simulator.holders(candidate.keep, candidate.again, simulation.peak_at, simulation.written_by):
+    holders = simulator.holders(
+        candidate.keep, candidate.again, simulation.peak_at, simulation.written_by, simulation.read_after
+    )
+    for v in holders:
         op = problem.trace.ops[problem.maker[v]]
         where = f" of {module_kind(op.module)}" if op.module else ""
         sizes[op.name + where] += problem.nbytes[v]

@@ -1,7 +1,7 @@
 """The core of the planner as linear rows: at most one recompute per op, bytes at any op and any ask.
 
 Where values may wait elsewhere, `o` is a third choice: in a store, no bytes from forward's last use until it is read
-back, which takes time (writes are hidden behind ops as far as there are enough); or packed, fewer bytes.
+back, which takes time (writes and reads are hidden behind ops as far as there are enough); or packed, fewer bytes.
 
 Variables are shared by *ties*: ops with one tie get one decision, so that repeated blocks make a small
 model; without ties every op has its own. `s` (held into backward) is binary; `r` (replayed) and what follows
@@ -161,23 +161,38 @@ class Formulation:
             return sum(trips) if asked else min(trips)
         assert link is not None
         moved = self._moved_bytes(op)
-        return link.slowed_s(moved) + link.in_s(moved)
+        return link.slowed_s(moved) + min(link.in_s(moved), link.ahead_s(moved))
 
-    def waiting_row(self, rows: Rows, new: Callable[[], int]) -> tuple[int, float] | None:
-        """Forward hides as much writing as it takes time itself; the rest is waited for: its variable and unit."""
+    def waiting_rows(self, rows: Rows, new: Callable[[], int]) -> list[tuple[int, float]]:
+        """Forward hides as much writing, and backward as much reading ahead, as they take time themselves.
+
+        The rest is waited for: variables and their units. Not for lower bounds, as what is not read ahead is not in it.
+        """
         problem, link = self.problem, self.problem.link
         if link is None or not self._o:
-            return None
-        moving = [
-            j for j in range(problem.n_ops) if self.relevant[j] and problem.offloadable[j] and not problem.packed[j]
-        ]
-        all_s = sum(link.out_s(self._moved_bytes(j)) for j in moving)
-        if not all_s:  # there is nothing to wait for
-            return None
-        waited = new()
-        terms = [(self.o(j), link.out_s(self._moved_bytes(j)) / all_s) for j in moving]
-        rows.add(_sum([*terms, (waited, -1.0)]), -np.inf, sum(problem.time_s) / all_s)
-        return waited, all_s
+            return []
+        moved = {
+            j: self._moved_bytes(j)
+            for j in range(problem.n_ops)
+            if self.relevant[j] and problem.offloadable[j] and not problem.packed[j]
+        }
+        writing = {j: link.out_s(nbytes) for j, nbytes in moved.items()}
+        reading = {j: link.reading_s(nbytes) for j, nbytes in moved.items() if link.gains_ahead(nbytes)}
+        backward_s = sum(ask.time_s for ask in problem.trace.asks)
+        replays = {self.r(j): 0.0 for j in range(problem.n_ops) if self.relevant[j]}
+        for j in range(problem.n_ops):
+            if self.relevant[j]:
+                replays[self.r(j)] -= problem.replay_s[j]
+        waited = []
+        for busy, beside_s, replaying in ((writing, sum(problem.time_s), {}), (reading, backward_s, replays)):
+            all_s = sum(busy.values())
+            if not all_s:  # there is nothing to wait for
+                continue
+            waited.append((new(), all_s))
+            terms = [*((self.o(j), seconds) for j, seconds in busy.items()), *replaying.items()]
+            scaled = [(variable, seconds / all_s) for variable, seconds in terms]
+            rows.add(_sum([*scaled, (waited[-1][0], -1.0)]), -np.inf, beside_s / all_s)
+        return waited
 
     def _moved_bytes(self, op: int) -> int:
         """What is written and read at least if op is offloaded: what is asked for, or one value if none is."""

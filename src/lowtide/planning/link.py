@@ -1,4 +1,4 @@
-"""The way to a store and back, as planning sees it: two speeds."""
+"""The way to a store and back, as planning sees it: speeds, and what they take from the ops beside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """How fast values leave memory while ops run, and how fast they come back while backward waits."""
+    """How fast values leave memory while ops run, and how fast they come back, while backward waits or goes on."""
 
     tier: str
     """The store's: "disk"."""
@@ -20,6 +20,13 @@ class Link:
     put_s_per_byte: float = 0.0
     fetch_s: float = 0.0
     """What fetching one value takes beside its bytes."""
+    ahead_bytes_per_s: float = 0.0
+    """How fast values are read while ops run; 0: as fast as while backward waits."""
+    ahead_s_each: float = 0.0
+    """What reading one value ahead takes from the ops beside it, and fetching it then."""
+    ahead_s_per_byte: float = 0.0
+    max_ahead_bytes: int = 2**62
+    """The most that the store reads ahead of what is fetched."""
 
     def out_s(self, nbytes: int) -> float:
         """How long writing takes; ops go on meanwhile."""
@@ -30,5 +37,17 @@ class Link:
         return self.put_s + nbytes * self.put_s_per_byte
 
     def in_s(self, nbytes: int) -> float:
-        """How long reading takes; backward waits for it."""
+        """How long reading takes where backward waits for it from beginning to end."""
         return self.fetch_s + nbytes / self.in_bytes_per_s
+
+    def reading_s(self, nbytes: int) -> float:
+        """How long reading ahead takes; ops go on meanwhile."""
+        return nbytes / (self.ahead_bytes_per_s or self.in_bytes_per_s)
+
+    def ahead_s(self, nbytes: int) -> float:
+        """How much longer ops take because a value is read beside them, and fetched then."""
+        return self.ahead_s_each + nbytes * self.ahead_s_per_byte
+
+    def gains_ahead(self, nbytes: int) -> bool:
+        """Whether reading ahead can be quicker than waiting."""
+        return self.ahead_s(nbytes) < self.in_s(nbytes)

@@ -107,11 +107,10 @@ def solve_milp(
         model.structure(rows)
         for place, row in places.items():
             model.bytes_row(rows, place, budget_bytes - row.margin_bytes, safe=row.safe, reach=row.reach, new=new)
-        waiting = model.waiting_row(rows, new)
+        waiting = model.waiting_rows(rows, new)
         cost = np.zeros(count)
         cost[: model.n_variables] = structure_cost
-        if waiting is not None:
-            variable, unit_s = waiting
+        for variable, unit_s in waiting:
             cost[variable] = unit_s / model.time_unit
         if better_than_s is not None:
             terms = {int(c): float(cost[c]) for c in np.flatnonzero(cost)}

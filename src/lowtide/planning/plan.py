@@ -18,7 +18,7 @@ from ..trace.json_form import read_document
 from .link import Link
 from .packing import Packing
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 _FORMAT = "lowtide plan"
 _LINES = 12
 
@@ -79,6 +79,9 @@ class Plan:
     """Of the kept ops: those whose values wait elsewhere between forward and backward, in a store or packed."""
     written_by: tuple[int, ...] = ()
     """For each of those: the op before which its values are written or packed; forward waits for that if it must."""
+    read_after: tuple[int, ...] = ()
+    """For each of those: the op after whose first fetch in backward its values are read ahead, -1 for when backward
+    begins; itself where they are read when they are needed. Empty where all are."""
     compress: tuple[int, ...] = ()
     """Of those: the ops whose values are packed by a codec and stay in memory, as far as there is one for them."""
     link: Link | None = None
@@ -107,6 +110,13 @@ class Plan:
     def departures(self) -> dict[int, int]:
         """By op whose values wait elsewhere: the op before which they are written, or packed."""
         return dict(zip(self.offload, self.written_by, strict=True))
+
+    @property
+    def reads_ahead(self) -> dict[int, int]:
+        """By op whose values are read ahead: the op after whose first fetch, or -1: when backward begins."""
+        if not self.read_after:
+            return {}
+        return {j: event for j, event in zip(self.offload, self.read_after, strict=True) if event != j}
 
     @property
     def in_store(self) -> frozenset[int]:
@@ -149,6 +159,7 @@ class Plan:
             moved = sum(kind.offloaded_bytes for kind in self.kinds)
             lines.append(
                 f"offload      {len(self.in_store):,} ops, {format_bytes(moved)} to the {self.link.tier} and back"
+                + (f", {len(self.reads_ahead):,} of them read ahead" if self.reads_ahead else "")
             )
         if lines:
             lines[-1] += f"; {format_time(self.waited_s)} of waiting for {'both' if lines[1:] else 'it'}"
@@ -230,6 +241,13 @@ def _build(document: dict[str, Any]) -> Plan:
     compress = fields["compress"] = tuple(fields["compress"])
     if not set(compress) <= set(offload) or (compress and not fields["packings"]):
         raise ValueError("ops are to be packed that are not away, or without a codec")
+    read_after = fields["read_after"] = tuple(fields["read_after"])
+    events = {-1, *offload} - {*compress}
+    if read_after and not all(
+        type(i) is int and (i == j or (i in events and j not in compress))
+        for j, i in zip(offload, read_after, strict=True)
+    ):
+        raise ValueError("values are to be read ahead that are packed, or after what is never fetched")
     if fields["link"] is not None:
         fields["link"] = Link(**_typed(fields["link"], Link))
     elif len(offload) > len(compress):

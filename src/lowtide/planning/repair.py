@@ -75,6 +75,7 @@ def _largest_holders(simulator: Simulator, candidate: Candidate) -> list[int]:
     """Ops whose values take most at the peak, without those that are pinned."""
     problem = simulator.problem
     at: PeakAt = candidate.simulation.peak_at
-    holders = simulator.holders(candidate.keep, candidate.again, at, candidate.simulation.written_by)
+    found = candidate.simulation
+    holders = simulator.holders(candidate.keep, candidate.again, at, found.written_by, found.read_after)
     ops = dict.fromkeys(problem.maker[v] for v in holders)
     return [j for j in ops if not problem.pinned[j]][:_HOLDERS_TRIED]

@@ -2,8 +2,8 @@
 
 It does what the engine does (Rules 4 to 6): kept values are held once somebody needs them, recomputed ones
 are made at their ask by replaying what is missing, offloaded ones leave when they are written and are read back
-when they are needed, and everything goes when nobody wants it any more. Every solver and every baseline is judged
-here, and here alone. It does not know temporaries inside a replayed op.
+when they are needed or ahead of that, and everything goes when nobody wants it any more. Every solver and every
+baseline is judged here, and here alone. It does not know temporaries inside a replayed op.
 
 Two choices where a trace leaves room, both on the safe side: a value that lives until backward on its own is
 alive through the ask at which it is freed; and if its op is to be recomputed, replay makes a second copy,
@@ -24,6 +24,7 @@ from .backward import Backward, Watcher
 from .link import Link
 from .packing import Packing
 from .problem import Problem
+from .reading import worth_reading_ahead
 from .writing import Departures, departures
 
 Bytes = npt.NDArray[np.int64]
@@ -55,6 +56,8 @@ class Simulation:
     """By op: how often it is replayed."""
     written_by: Mapping[int, int] = field(default_factory=dict)
     """By op whose values wait elsewhere: the op before which they are written, or packed."""
+    read_after: Mapping[int, int] = field(default_factory=dict)
+    """By op whose values are read ahead: the op after whose first fetch that begins, or `WHEN_BACKWARD_BEGINS`."""
     waited_s: float = 0.0
     """Of the extra time: what forward waits for writes and packing, and backward for reads and unpacking."""
     recording_s: float = 0.0
@@ -68,9 +71,12 @@ def simulate(
     written_by: Mapping[int, int] | None = None,
     link: Link | None = None,
     packings: Sequence[Packing] = (),
+    read_after: Mapping[int, int] | None = None,
 ) -> Simulation:
     """Judge one set of decisions. For many of one trace, make a `Simulator` once."""
-    return Simulator(Problem(trace, link, packings)).run(keep, again, offload=written_by or (), written_by=written_by)
+    return Simulator(Problem(trace, link, packings)).run(
+        keep, again, offload=written_by or (), written_by=written_by, read_after=read_after or {}
+    )
 
 
 class Simulator:
@@ -95,13 +101,15 @@ class Simulator:
         offload: Collection[int] = (),
         room_bytes: int = 0,
         written_by: Mapping[int, int] | None = None,
+        read_after: Mapping[int, int] | None = None,
         max_replays: int | None = None,
         watcher: Watcher | None = None,
     ) -> Simulation:
         """Follow the decisions through forward and backward: O(ops + asks + replays).
 
         What the ops in `offload` make is written while ops go on, and leaves when nobody reads it any more. Ops wait
-        for that where `written_by` says so, or else where more than `room_bytes` would be alive.
+        for that where `written_by` says so, or else where more than `room_bytes` would be alive. It is read ahead as
+        `read_after` says, or else where that saves time and no more than `room_bytes` are alive then.
         """
         again_set = frozenset(again)
         self.problem.check_decisions(keep, again_set, offload)
@@ -111,25 +119,41 @@ class Simulator:
         away = self._away(keep, offload, wanted_until)
         left = self._departures(away, ends, room_bytes, written_by)
         forward_live = self._forward_live(ends, away)
-        backward = Backward(self.problem, keep, again_set, wanted_until, max_replays, away)
-        backward.extra_s = backward.waited_s = left.waited_s
-        backward.watcher = watcher
+
+        def followed(reads: Mapping[int, int], watcher: Watcher | None = None) -> Backward:
+            backward = Backward(self.problem, keep, again_set, wanted_until, max_replays, away, reads)
+            backward.watcher = watcher
+            backward.follow()
+            return backward
+
         if watcher is not None and left.waited_s:
             watcher.waits(left.waited_s)
-        ask_live = np.array([backward.answer(k) for k in range(self.problem.n_asks)], dtype=np.int64) + self._ask_other
+        backward = followed(read_after or {}, watcher)
+        if read_after is None:
+            last_live = int(forward_live[-1]) if len(forward_live) else 0
+            ahead = worth_reading_ahead(
+                self.problem, away, backward.fetches, last_live_bytes=last_live, room_bytes=room_bytes
+            )
+            if ahead:
+                backward = min(backward, followed(ahead), key=lambda one: one.extra_s)
+        # What is taken before the first ask is taken beside forward's last op, as in a profile.
+        forward_live[-1:] += backward.begun_bytes
+        ask_live = np.array(backward.answers, dtype=np.int64) + self._ask_other
         peak_bytes, peak_at = _peak(forward_live, ask_live)
+        extra_s = left.waited_s + backward.extra_s
         recording_s = self.problem.recording_s(keep, left.written_by)
         return Simulation(
             peak_bytes=peak_bytes,
             peak_at=peak_at,
             forward_live=forward_live,
             ask_live=ask_live,
-            extra_s=backward.extra_s + recording_s,
-            step_s=self.problem.trace.step_s + backward.extra_s + recording_s,
+            extra_s=extra_s + recording_s,
+            step_s=self.problem.trace.step_s + extra_s + recording_s,
             replayed_ops=backward.replayed_ops,
             replays=tuple(backward.replays),
             written_by=left.written_by,
-            waited_s=backward.waited_s,
+            read_after=dict(backward.read_after),
+            waited_s=left.waited_s + backward.waited_s,
             recording_s=recording_s,
         )
 
@@ -157,6 +181,7 @@ class Simulator:
         again: Iterable[int],
         at: PeakAt,
         written_by: Mapping[int, int] | None = None,
+        read_after: Mapping[int, int] | None = None,
     ) -> list[int]:
         """The values that are alive at the fullest moment of that op or ask, largest first."""
         problem = self.problem
@@ -166,7 +191,8 @@ class Simulator:
         if at.phase == "forward":
             alive = [int(v) for v in self._made if problem.maker[v] <= at.index <= ends[v]]
         else:
-            backward = Backward(problem, keep, frozenset(again), wanted_until, None, away)
+            backward = Backward(problem, keep, frozenset(again), wanted_until, None, away, read_after or {})
+            backward.begin()
             for k in range(at.index):
                 backward.answer(k)
             backward.watching = True

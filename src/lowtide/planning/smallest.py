@@ -123,7 +123,7 @@ def _descended(simulator: Simulator, start: Candidate, deadline: float) -> Candi
     problem, best = simulator.problem, start
     for _ in range(_DESCENT_STEPS):
         found = best.simulation
-        holders = simulator.holders(best.keep, best.again, found.peak_at, found.written_by)
+        holders = simulator.holders(best.keep, best.again, found.peak_at, found.written_by, found.read_after)
         ops = dict.fromkeys(problem.maker[v] for v in holders)
         tried = 0
         better: Candidate | None = None

@@ -214,8 +214,15 @@ def _plan(
 ) -> Plan:
     problem = simulator.problem
     # The judge once more, from scratch: what leaves here fits.
+    decided = chosen.simulation
     checked = simulate(
-        problem.trace, chosen.keep, chosen.again, chosen.simulation.written_by, problem.link, problem.packings
+        problem.trace,
+        chosen.keep,
+        chosen.again,
+        decided.written_by,
+        problem.link,
+        problem.packings,
+        decided.read_after,
     )
     assert checked.peak_bytes <= budget_bytes
     return Plan(
@@ -237,6 +244,7 @@ def _plan(
         op_names=tuple(op.name for op in problem.trace.ops),
         offload=tuple(checked.written_by),
         written_by=tuple(checked.written_by.values()),
+        read_after=tuple(checked.read_after.get(j, j) for j in checked.written_by),
         compress=tuple(j for j in checked.written_by if problem.packed[j]),
         link=problem.link,
         packings=problem.packings,

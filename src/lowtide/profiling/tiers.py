@@ -90,10 +90,15 @@ class Trips:
     fetch_s: float
     """To fetch one, beside its bytes."""
     fetch_bytes_per_s: float
+    ahead_bytes_per_s: float
+    """How fast they are read ahead, beside ops."""
+    ahead_s_each: float
+    """What reading one ahead takes from the ops beside it, and fetching it then."""
+    ahead_s_per_byte: float
 
 
 def measure_trips(store: Store, *, device: torch.device | None = None) -> Trips:
-    """Run ops with and without values being put beside them, and fetch those; small and large ones.
+    """Run ops with and without values being put or read ahead beside them, and fetch those; small and large ones.
 
     The quickest of a few rounds, so that what else the machine does counts as little as it can.
 
@@ -107,29 +112,50 @@ def measure_trips(store: Store, *, device: torch.device | None = None) -> Trips:
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
     work = torch.ones(_WORK, _WORK, device=device)
     rounds = [_round(store, size, work, device) for _ in range(_ROUNDS) for size in _TRIP_BYTES]
-    alone_s = min(alone for alone, _, _ in rounds)
-    (small, put_small, fetch_small), (large, put_large, fetch_large) = (
-        (size, min(put for _, put, _ in some), min(fetch for _, _, fetch in some))
-        for k, size in enumerate(_TRIP_BYTES)
-        if (some := rounds[k :: len(_TRIP_BYTES)])
-    )
-    put_small, put_large = (max(0.0, (put - alone_s) / VALUES) for put in (put_small, put_large))
-    per_byte = max(0.0, (put_large - put_small) / (large - small))
-    fetch_per_byte = max(1e-12, (fetch_large - fetch_small) / VALUES / (large - small))
+    alone_s = min(one.alone_s for one in rounds)
+    small, large = (rounds[k :: len(_TRIP_BYTES)] for k in range(len(_TRIP_BYTES)))
+    put_s, put_s_per_byte = _line(*((min(one.put_s for one in some) - alone_s) / VALUES for some in (small, large)))
+    fetch_s, fetch_s_per_byte = _line(*(min(one.fetch_s for one in some) for some in (small, large)))
+    ahead_s, ahead_s_per_byte = _line(*(min(one.ahead_s for one in some) for some in (small, large)))
     return Trips(
-        put_s=max(0.0, put_small - small * per_byte),
-        put_s_per_byte=per_byte,
-        fetch_s=max(0.0, fetch_small / VALUES - small * fetch_per_byte),
-        fetch_bytes_per_s=1 / fetch_per_byte,
+        put_s=put_s,
+        put_s_per_byte=put_s_per_byte,
+        fetch_s=fetch_s,
+        fetch_bytes_per_s=1 / max(1e-12, fetch_s_per_byte),
+        ahead_bytes_per_s=_TRIP_BYTES[1] / max(_CLOCK_S, min(one.reading_s for one in large)),
+        ahead_s_each=ahead_s,
+        ahead_s_per_byte=ahead_s_per_byte,
     )
 
 
 _WORK, _OPS_A_VALUE, _ROUNDS = 96, 12, 3
+_MOST_OPS = 4000  # beside reads that never end: a tenth of a second
 _TRIP_BYTES = (2**17, 2**20)
 
 
-def _round(store: Store, size: int, work: torch.Tensor, device: torch.device) -> tuple[float, float, float]:
-    """Seconds of some ops alone, of the same with values put beside them until they are written, and of fetching."""
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Seconds of some ops alone, of the same with values put beside them; and, of one value, of the other ways."""
+
+    alone_s: float
+    put_s: float
+    fetch_s: float
+    reading_s: float
+    """Until it is read, beside ops."""
+    ahead_s: float
+    """What that takes from the ops, and fetching."""
+
+
+def _line(small_s: float, large_s: float) -> tuple[float, float]:
+    """What a small and a large value took: what each takes, and each byte."""
+    small_s, large_s = max(0.0, small_s), max(0.0, large_s)
+    small, large = _TRIP_BYTES
+    per_byte = max(0.0, (large_s - small_s) / (large - small))
+    return max(0.0, small_s - small * per_byte), per_byte
+
+
+def _round(store: Store, size: int, work: torch.Tensor, device: torch.device) -> _Round:
+    """Put values beside ops until they are written, fetch them, and read them ahead beside ops."""
 
     def ops() -> None:
         for _ in range(_OPS_A_VALUE):
@@ -154,10 +180,42 @@ def _round(store: Store, size: int, work: torch.Tensor, device: torch.device) ->
         for ticket in reversed(moved):
             store.fetch(ticket)
         end = _now(device)
+        fetch_s = (end - back) / len(moved)
+        reading_s, ahead_s = _read_ahead(store, moved, work, device) or (fetch_s, fetch_s)
     finally:
         for ticket in tickets:
             store.drop(ticket)
-    return middle - start, put - middle, (end - back) * VALUES / len(moved)
+    return _Round(middle - start, put - middle, fetch_s, reading_s, ahead_s)
+
+
+def _read_ahead(
+    store: Store, tickets: list[Ticket], work: torch.Tensor, device: torch.device
+) -> tuple[float, float] | None:
+    """Seconds a value until it is read, beside ops, and taken from those; None for a store that does not read ahead."""
+    tickets = tickets[: store.max_ahead_bytes // tickets[0].nbytes]
+    if not tickets:
+        return None
+
+    def ops(most: int) -> int:
+        """Run ops until all is read: how many."""
+        for count in range(most):
+            if all(store.is_resident(ticket) for ticket in reversed(tickets)):
+                return count
+            torch.mm(work, work)
+        return most
+
+    start = _now(device)
+    alone = ops(_OPS_A_VALUE * VALUES)
+    middle = _now(device)
+    for ticket in tickets:
+        store.prefetch(ticket)
+    beside = ops(_MOST_OPS)
+    read = _now(device)
+    for ticket in tickets:
+        store.fetch(ticket)
+    end = _now(device)
+    taken_s = end - middle - beside * (middle - start) / max(1, alone)
+    return (read - middle) / len(tickets), taken_s / len(tickets)
 
 
 def measure_codec(codec: Codec, tensor: torch.Tensor) -> Speed | None:

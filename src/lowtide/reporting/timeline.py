@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..planning import Link, Packing, Problem, Simulation, Simulator
 from ..planning.describing import module_kind
+from ..planning.reading import WHEN_BACKWARD_BEGINS
 from ..trace import Trace
 
 Bytes = npt.NDArray[np.int64]
@@ -113,13 +114,20 @@ def follow(
     written_by: Mapping[int, int] | None = None,
     link: Link | None = None,
     packings: Sequence[Packing] = (),
+    read_after: Mapping[int, int] | None = None,
 ) -> Timeline:
-    """Play the decisions through one step; `written_by` has those that wait elsewhere, by `link` or `packings`."""
+    """Play the decisions through one step; `written_by` has those that wait elsewhere, by `link` or `packings`.
+
+    `read_after` has those of them that are read ahead.
+    """
     simulator = Simulator(Problem(trace, link, packings))
     obeyed = tuple(bool(kept) for kept in simulator.problem.obeyed(keep))
     modules = {name: number for number, name in enumerate(dict.fromkeys(module_kind(op.module) for op in trace.ops))}
-    census = _Census(simulator, obeyed, written_by or {}, modules)
-    simulation = simulator.run(keep, again, offload=written_by or (), written_by=written_by, watcher=census)
+    reads = read_after or {}
+    census = _Census(simulator, obeyed, written_by or {}, reads, modules)
+    simulation = simulator.run(
+        keep, again, offload=written_by or (), written_by=written_by, read_after=reads, watcher=census
+    )
     kind_bytes = np.array(census.kind_rows, dtype=np.int64).reshape(len(census.moments), len(KINDS))
     other_bytes = np.array([_other_bytes(trace, moment) for moment in census.moments], dtype=np.int64)
     _split_other_bytes(trace, census.moments, other_bytes, kind_bytes)
@@ -140,7 +148,12 @@ class _Census:
     """Counts the bytes of values, moment by moment; the simulator's watcher in backward."""
 
     def __init__(
-        self, simulator: Simulator, keep: Sequence[bool], written_by: Mapping[int, int], modules: dict[str, int]
+        self,
+        simulator: Simulator,
+        keep: Sequence[bool],
+        written_by: Mapping[int, int],
+        read_after: Mapping[int, int],
+        modules: dict[str, int],
     ) -> None:
         problem = simulator.problem
         trace = problem.trace
@@ -157,10 +170,12 @@ class _Census:
         # What no record accounts for is backward's: a profile leaves nothing over, a trace written by hand may.
         self._untimed_s = max(0.0, trace.step_s - timed_s) / max(1, problem.n_asks)
         held = frozenset(simulator.held_into_backward(keep, written_by))
-        packed = frozenset(v for v in simulator.held_elsewhere(keep, written_by) if problem.packing[v] is not None)
-        self._walk_forward(simulator.forward_ends(keep, written_by), held, packed)
+        away = simulator.held_elsewhere(keep, written_by)
+        packed = frozenset(v for v in away if problem.packing[v] is not None)
+        begun = [v for v in away if read_after.get(problem.maker[v]) == WHEN_BACKWARD_BEGINS and v not in packed]
+        self._walk_forward(simulator.forward_ends(keep, written_by), held, packed, begun)
 
-    def _walk_forward(self, ends: list[int], held: frozenset[int], packed: frozenset[int]) -> None:
+    def _walk_forward(self, ends: list[int], held: frozenset[int], packed: frozenset[int], begun: list[int]) -> None:
         problem = self._problem
         fresh: list[int] = []  # what is packed before the next op runs
         goes_after: list[list[int]] = [[] for _ in range(problem.n_ops)]
@@ -174,10 +189,15 @@ class _Census:
             work = sum(p.workspace(problem.nbytes[v]) for v in fresh if (p := problem.packing[v]) is not None)
             for v in fresh:
                 self._hold(v, _KEPT, problem.resting_bytes(v))
+            # What is read when backward begins is counted at the last op already, as its simulation does.
+            for v in begun if j + 1 == problem.n_ops else ():
+                self._count(v, _KEPT, 1)
             self._add(FORWARD, j, None, problem.time_s[j], work)
             fresh = [v for v in problem.outputs[j] if v in packed]
             for v in goes_after[j]:
                 self._count(v, _TEMPORARY, -1)
+        for v in begun:
+            self._count(v, _KEPT, -1)
         for v in fresh:
             self._hold(v, _KEPT, problem.resting_bytes(v))
 

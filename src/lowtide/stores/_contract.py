@@ -174,6 +174,11 @@ class Store(ABC):
         """
         self._entry_of(ticket)
 
+    @property
+    def max_ahead_bytes(self) -> int:
+        """The most that `prefetch` has in memory before it is fetched; 0 for a tier that gains nothing by it."""
+        return 0
+
     def settle(self, nbytes: int) -> int:
         """Wait until `nbytes` of what was put and is still in memory have left it; how many bytes did.
 

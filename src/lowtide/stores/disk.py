@@ -77,6 +77,11 @@ class DiskStore(Store):
         return self._spooler.file.directory
 
     @property
+    def max_ahead_bytes(self) -> int:
+        """The most that is read ahead of what is fetched."""
+        return self._spooler.max_ahead_bytes
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._spooler.closed

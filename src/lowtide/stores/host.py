@@ -127,6 +127,11 @@ class HostStore(Store):
         self._stats = StoreStats(self.tier, 0, 0, 0, 0, 0)
 
     @property
+    def max_ahead_bytes(self) -> int:
+        """The most that is copied back ahead of what is fetched."""
+        return self._max_ahead
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
