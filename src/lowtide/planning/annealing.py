@@ -46,6 +46,7 @@ class _Manner:
 
 _ANEW = _Manner(0.1, 1.0, 0.1)
 _FROM_A_PLAN = _Manner(0.02, 100.0, 10.0)  # near the smallest budgets few plans fit: do not go far from one
+_FAR_FROM_IT = _Manner(0.02, 1.0, 0.1)
 _NEAR_A_PLAN = _Manner(0.01, 100.0, 10.0)
 
 
@@ -80,7 +81,12 @@ def anneal(
 
     trials = _TRIALS_A_GROUP * len(moves.groups)
     plain = simulator.problem.keep_all()
-    search(best.keep, best.again, _FROM_A_PLAN, trials, time.monotonic() + (deadline - time.monotonic()) / 2)
+
+    def soon() -> float:
+        """A third of the time that is left."""
+        return time.monotonic() + (deadline - time.monotonic()) / 3
+
+    search(best.keep, best.again, _FROM_A_PLAN, trials, soon())
     search_s = trials * _TRIAL * _timed(judge, Decisions(list(plain), [False] * n_ops))
     while deadline - time.monotonic() > 3 * search_s:
         began = time.monotonic()
@@ -89,6 +95,8 @@ def anneal(
         searches += 1
         if enough is not None and enough(best, searches):
             break
+    if not searches:  # there are too many ops for that
+        search(best.keep, best.again, _FAR_FROM_IT, trials, 2 * soon() - time.monotonic())
     search(best.keep, best.again, _NEAR_A_PLAN, 2 * trials, deadline)
     return best
 

@@ -2,7 +2,8 @@
 
 Tries keeping everything; the programme with tied blocks; where that is not close to the bound, a greedy plan, rotor's
 schedule and, for small steps, the plain programme; then single recomputes are undone while there is room. Where
-nothing fits, the search for the smallest peak has the last word, and `BudgetError` says what it found.
+nothing fits, the search for the smallest peak has the last word, and `BudgetError` says what it found. What is still
+far above the bound is changed at random, for longer the further it is.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from .smallest import smallest
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
-_WORTH_PROVING, _PROOF_SHARE = 0.005, 0.03
+_WORTH_PROVING, _PROOF_SHARE = 0.005, 0.04
 """Share of a plain step above the bound from which on a better bound is worth this share of the time."""
-_FAR, _ANNEALING_SHARE = 0.02, 0.3
+_FAR, _ANNEALING_SHARE = 0.03, 0.3
 """The same for changing plans at random, and the share of the time that this may take."""
-_LEAST_SEARCHES, _GAP_A_SEARCH = 4, 0.025
+_LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
 """How often that is begun anew, at least; and once for so much of a plain step above the bound."""
 _CAUTION = 200
 """The smallest budget is named with 1/200 more."""
-_USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.6, 0.004
+_USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.8, 0.004
 """How long a better plan is looked for where there is one that is not far above the bound; longer with more time."""
 _FEW_OPS, _CLOSE_GAP = 150, 0.002
 """Ops up to which the programme is solved to this gap at once."""
@@ -103,14 +104,14 @@ def _proved(
     simulator: Simulator,
     budget_bytes: int,
     bound: Bound,
-    best: Candidate | None,
+    best: Candidate,
     seconds: float,
     *,
     whole: bool = False,
 ) -> Bound:
     """A better bound, where one is worth it: how much better than the best so far could a plan be?"""
     plain_s = simulator.problem.trace.step_s
-    if bound.impossible or best is None or best.simulation.step_s - bound.step_s <= _WORTH_PROVING * plain_s:
+    if bound.impossible or best.simulation.step_s - bound.step_s <= _WORTH_PROVING * plain_s:
         return bound
     deadline, ask_live = time.monotonic() + seconds, best.simulation.ask_live
     proved = lower_bound(simulator.problem, budget_bytes, deadline=deadline, ask_live=ask_live, whole=whole)
