@@ -25,7 +25,9 @@ from .trials import Trial, Trials
 
 _NAME = ", annealed"
 _TRIALS_A_GROUP = 40
-"""Plans that a search looks at, for each group of ops that is decided; the last one looks at twice as many."""
+"""Plans that a search looks at, for each group of ops that is decided; if it goes on from a plan, twice as many."""
+_SEARCHES_ALIKE = 3
+"""After so many searches that begin anew the next ones are longer: how long is best differs from step to step."""
 _COLD = 0.001
 _MOST_PRICE, _RISE = 3000.0, 1.01
 """The price of bytes rises to that at most, and by that from trial to trial."""
@@ -45,7 +47,7 @@ class _Manner:
 
 
 _ANEW = _Manner(0.1, 1.0, 0.1)
-_FROM_A_PLAN = _Manner(0.02, 100.0, 10.0)  # near the smallest budgets few plans fit: do not go far from one
+_FROM_A_PLAN = _Manner(0.02, 100.0, 30.0)  # near the smallest budgets few plans fit: do not go far from one
 _FAR_FROM_IT = _Manner(0.02, 1.0, 0.1)
 _NEAR_A_PLAN = _Manner(0.01, 100.0, 10.0)
 
@@ -86,11 +88,11 @@ def anneal(
         """A third of the time that is left."""
         return time.monotonic() + (deadline - time.monotonic()) / 3
 
-    search(best.keep, best.again, _FROM_A_PLAN, trials, soon())
+    search(best.keep, best.again, _FROM_A_PLAN, 2 * trials, soon())
     search_s = trials * _TRIAL * _timed(judge, Decisions(list(plain), [False] * n_ops))
     while deadline - time.monotonic() > 3 * search_s:
         began = time.monotonic()
-        search(plain, (), _ANEW, trials, deadline)
+        search(plain, (), _ANEW, trials * (1 + searches // _SEARCHES_ALIKE), deadline)
         search_s = time.monotonic() - began
         searches += 1
         if enough is not None and enough(best, searches):

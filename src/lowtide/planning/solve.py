@@ -176,7 +176,10 @@ def _search(
         share = 0.2 if chained is None else 0.05
         consider(solve_greedy(simulator, budget_bytes, deadline=time.monotonic() + share * patience_s))
         if not good_enough():  # where memory is short, blocks have to be replayed more than once
-            consider(solve_rotor(simulator, budget_bytes))
+            rotor = solve_rotor(simulator, budget_bytes)
+            if rotor is not None:  # it treats blocks as wholes, which leaves room
+                until = time.monotonic() + 0.1 * patience_s
+                consider(improve(simulator, rotor, budget_bytes, deadline=until))
     tied = chained is None or "tied" in chained.solver
     if tied and simulator.problem.n_ops <= _PLAIN_OPS and not good_enough():
         consider(_untied(simulator, budget_bytes, best, gap, started + patience_s))
