@@ -47,7 +47,7 @@ class _Manner:
 
 
 _ANEW = _Manner(0.1, 1.0, 0.1)
-_FROM_A_PLAN = _Manner(0.02, 100.0, 30.0)  # near the smallest budgets few plans fit: do not go far from one
+_FROM_A_PLAN = _Manner(0.02, 100.0, 10.0)  # near the smallest budgets few plans fit: do not go far from one
 _FAR_FROM_IT = _Manner(0.02, 1.0, 0.1)
 _NEAR_A_PLAN = _Manner(0.01, 100.0, 10.0)
 
@@ -88,7 +88,9 @@ def anneal(
         """A third of the time that is left."""
         return time.monotonic() + (deadline - time.monotonic()) / 3
 
+    # From the plan there is first: where there are many ops, there is no time to begin anew.
     search(best.keep, best.again, _FROM_A_PLAN, 2 * trials, soon())
+    search(best.keep, best.again, _FAR_FROM_IT, 2 * trials, 2 * soon() - time.monotonic())
     search_s = trials * _TRIAL * _timed(judge, Decisions(list(plain), [False] * n_ops))
     while deadline - time.monotonic() > 3 * search_s:
         began = time.monotonic()
@@ -97,8 +99,6 @@ def anneal(
         searches += 1
         if enough is not None and enough(best, searches):
             break
-    if not searches:  # there are too many ops for that
-        search(best.keep, best.again, _FAR_FROM_IT, trials, 2 * soon() - time.monotonic())
     search(best.keep, best.again, _NEAR_A_PLAN, 2 * trials, deadline)
     return best
 
