@@ -77,7 +77,7 @@ def test_it_never_returns_what_does_not_fit_and_the_bound_is_never_above_the_bes
 
 
 @settings(max_examples=100, deadline=None)
-@given(training_traces(max_ops=7), st.data(), st.booleans())
+@given(st.one_of(traces(max_ops=7), training_traces(max_ops=7)), st.data(), st.booleans())
 def test_the_bound_also_holds_for_plans_that_make_values_again_wherever_backward_is_cut(trace, data, whole):
     keep = [op.pinned is not None or data.draw(st.booleans()) for op in trace.ops]
     recomputed = [j for j, kept in enumerate(keep) if not kept]

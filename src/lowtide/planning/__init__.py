@@ -10,8 +10,9 @@
     candidate.py    judged decisions                             solve.py       the front door
     backward.py     backward, simulated                          writing.py     offloading in forward, simulated
     link.py         how fast a store is                          packing.py     how small and fast a codec is
-    annealing.py    a plan changed at random, for the better
-    rotor.py        the best schedule of a chain of blocks       stages.py      what backward's middle needs
+    annealing.py    plans changed at random, for the better      moves.py       small changes of a plan
+    trials.py       the judge in a hurry, for searches           stages.py      what backward's middle needs
+    rotor.py        the best schedule of a chain of blocks
 
 Data flows one way: a `Trace` comes in, a `Plan` goes out, and only the simulator says what it costs.
 """

@@ -1,9 +1,13 @@
-"""A plan changed at random: a few decisions at a time, also for the worse at first.
+"""Plans changed at random, a few decisions at a time, also for the worse at first: simulated annealing.
 
 For budgets at which what was found is far above the bound, as it is near the smallest: there ops have to be made again
-more than once, which the programme cannot say. On the way there may be too many bytes, at a price that rises, because
-from one plan that fits to the next there is often no other way; of those that fit the best is returned. The changes
-are always the same; how many of them there are depends on the time.
+more than once, which the programme cannot say. On the way there may be too many bytes, because from one plan that fits
+to the next there is often no other way; they have a price, which rises while there are too many and falls while there
+are not, so that the search stays where plans begin to fit. It forgets where it began: several short searches find
+better plans than a long one, as plans that are alike in cost may have little else in common.
+
+What comes out fits, and is not slower than what went in; it is not said how much better it could be. The changes are
+always the same; how many of them there are depends on the time.
 """
 
 from __future__ import annotations
@@ -11,79 +15,164 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from .candidate import Candidate, judged
+from .moves import Decisions, Moves
 from .simulator import Simulator
+from .trials import Trial, Trials
 
-_WARMTHS = (0.02, 0.005)
-"""What a change for the worse may cost, more or less, when a pass begins: a share of a plain step."""
-_PRICE, _PRICE_FROM_ABOVE, _LAST_PRICE = 30.0, 3.0, 1500.0
-"""What a budget's worth of bytes too many costs, in plain steps: at first, at first where nothing fits yet, at last."""
-_AT_ONCE = (1, 1, 2, 2, 3)
-
-
-def anneal(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadline: float) -> Candidate:
-    """The best plan that was found; `start` if that is none that fits, or fits and is faster than `start`."""
-    draw = random.Random(0)
-    best = start
-    for passes_left, warmth in zip(range(len(_WARMTHS), 0, -1), _WARMTHS, strict=True):
-        until = time.monotonic() + (deadline - time.monotonic()) / passes_left
-        best = _pass(simulator, best, budget_bytes, warmth, draw, until)
-    return best
+_NAME = ", annealed"
+_TRIALS_A_GROUP = 40
+"""Plans that a search looks at, for each group of ops that is decided; if it goes on from a plan, twice as many."""
+_SEARCHES_ALIKE = 3
+"""After so many searches that begin anew the next ones are longer: how long is best differs from step to step."""
+_COLD = 0.001
+_MOST_PRICE, _RISE = 3000.0, 1.01
+"""The price of bytes rises to that at most, and by that from trial to trial."""
+_TRIAL = 2
+"""How long the usual trial takes, in those of a plan that recomputes nothing; more or less."""
 
 
-def _pass(
-    simulator: Simulator, start: Candidate, budget_bytes: int, warmth: float, draw: random.Random, deadline: float
+@dataclass(frozen=True)
+class _Manner:
+    """How to search: shares of a plain step."""
+
+    warmth: float
+    """What a change for the worse may cost, more or less, when it begins."""
+    price: float
+    """What a budget's worth of bytes too many costs when it begins."""
+    least_price: float
+
+
+_ANEW = _Manner(0.1, 1.0, 0.1)
+_FROM_A_PLAN = _Manner(0.02, 100.0, 10.0)  # near the smallest budgets few plans fit: do not go far from one
+_FAR_FROM_IT = _Manner(0.02, 1.0, 0.1)
+_NEAR_A_PLAN = _Manner(0.01, 100.0, 10.0)
+
+
+def anneal(
+    simulator: Simulator,
+    start: Candidate,
+    budget_bytes: int,
+    *,
+    deadline: float,
+    enough: Callable[[Candidate, int], bool] | None = None,
 ) -> Candidate:
-    """One cooling down."""
-    problem = simulator.problem
-    free = [j for j in range(problem.n_ops) if not problem.pinned[j]]
-    fits = start.peak_bytes <= budget_bytes
-    price = _PRICE if fits else _PRICE_FROM_ABOVE
-    best = here = start
-    began = time.monotonic()
-    while free and (now := time.monotonic()) < deadline:
-        left = (deadline - now) / (deadline - began)
-        warmth_s = warmth * problem.trace.step_s * left
-        price_s = price * problem.trace.step_s / max(left, price / _LAST_PRICE)
-        other = _changed(simulator, here, free, budget_bytes, draw)
-        if other is None:
-            continue
-        if other.peak_bytes <= budget_bytes and (not fits or other.extra_s < best.extra_s):
-            best, fits = other, True
-        worse_s = other.extra_s - here.extra_s + price_s * (_excess(other, budget_bytes) - _excess(here, budget_bytes))
-        if worse_s <= 0 or draw.random() < math.exp(-worse_s / max(warmth_s, 1e-12)):
-            here = other
+    """The best plan that was found; `start` if that is none that fits, or fits and is faster than `start`.
+
+    `enough` is asked after each search from the beginning, with the best plan and how many there were; without it
+    there are as many as there is time for.
+    """
+    n_ops = simulator.problem.n_ops
+    moves = Moves(simulator.problem, budget_bytes, start.offload)
+    if not moves.groups:
+        return start
+    judge = _Judge(simulator, budget_bytes, start)
+    draw = random.Random(0)
+    best, searches = start, 0
+
+    def search(keep: Sequence[bool], again: Collection[int], manner: _Manner, trials: int, until: float) -> None:
+        nonlocal best
+        decisions = Decisions(list(keep), [j in again for j in range(n_ops)])
+        found = _search(judge, moves, decisions, manner, trials, draw, until)
+        other = None if found is None else judge.candidate(found)
+        if other is not None and (best.peak_bytes > budget_bytes or other.extra_s < best.extra_s):
+            best = other
+
+    trials = _TRIALS_A_GROUP * len(moves.groups)
+    plain = simulator.problem.keep_all()
+
+    def soon() -> float:
+        """A third of the time that is left."""
+        return time.monotonic() + (deadline - time.monotonic()) / 3
+
+    # From the plan there is first: where there are many ops, there is no time to begin anew.
+    search(best.keep, best.again, _FROM_A_PLAN, 2 * trials, soon())
+    search(best.keep, best.again, _FAR_FROM_IT, 2 * trials, 2 * soon() - time.monotonic())
+    search_s = trials * _TRIAL * _timed(judge, Decisions(list(plain), [False] * n_ops))
+    while deadline - time.monotonic() > 3 * search_s:
+        began = time.monotonic()
+        search(plain, (), _ANEW, trials * (1 + searches // _SEARCHES_ALIKE), deadline)
+        search_s = time.monotonic() - began
+        searches += 1
+        if enough is not None and enough(best, searches):
+            break
+    search(best.keep, best.again, _NEAR_A_PLAN, 2 * trials, deadline)
     return best
 
 
-def _excess(candidate: Candidate, budget_bytes: int) -> float:
-    """Bytes too many, as a share of the budget."""
-    return max(0, candidate.peak_bytes - budget_bytes) / budget_bytes
+def _timed(judge: _Judge, decisions: Decisions) -> float:
+    """How long a trial takes, more or less."""
+    began = time.monotonic()
+    judge(decisions)
+    return time.monotonic() - began
 
 
-def _changed(
-    simulator: Simulator, here: Candidate, free: list[int], budget_bytes: int, draw: random.Random
-) -> Candidate | None:
-    """Some ops decided otherwise: kept, recomputed, or recomputed more than once."""
-    keep, again = list(here.keep), set(here.again)
-    for _ in range(draw.choice(_AT_ONCE)):
-        j = draw.choice(free)
-        if keep[j] or draw.random() < 0.5:
-            keep[j] = not keep[j]
-            again.discard(j)
-        if not keep[j] and draw.random() < 0.5:
-            again ^= {j}
-    return judged(
-        simulator,
-        keep,
-        frozenset(again),
-        offload=here.offload,
-        room_bytes=budget_bytes,
-        solver=f"{_start_of(here)}, annealed",
-    )
+def _search(
+    judge: _Judge, moves: Moves, here: Decisions, manner: _Manner, trials: int, draw: random.Random, deadline: float
+) -> Decisions | None:
+    """One cooling down: the quickest decisions that were seen to fit."""
+    step_s = judge.simulator.problem.trace.step_s
+    now = judge(here)
+    assert now is not None  # there is no limit
+    best, best_s = (here, now.extra_s) if not now.excess_bytes else (None, math.inf)
+    price = manner.price
+    began = time.monotonic()
+    gone, done = 0.0, 0
+    while gone < 1:
+        if done % 16 == 0:
+            # By the number of trials, so that it is always the same; by the clock where there is no time for them.
+            gone = max(done / trials, (time.monotonic() - began) / max(deadline - began, 1e-9))
+            warmth_s = step_s * manner.warmth * (_COLD / manner.warmth) ** gone
+        done += 1
+        price = min(price * _RISE, _MOST_PRICE) if now.excess_bytes else max(price / _RISE, manner.least_price)
+        price_s = price * step_s / judge.budget_bytes
+        other = here.copy()
+        moves.change(other, draw)
+        # What is accepted is drawn first: then most of the others need not be followed to the end.
+        limit_s = now.extra_s + price_s * now.excess_bytes - warmth_s * math.log(1 - draw.random())
+        then = judge(other, price_s, limit_s)
+        if then is None:
+            continue
+        here, now = other, then
+        if not now.excess_bytes and now.extra_s < best_s:
+            best, best_s = here, now.extra_s
+    return best
 
 
-def _start_of(candidate: Candidate) -> str:
-    """The solver whose plan was changed."""
-    return candidate.solver.removesuffix(", annealed")
+class _Judge:
+    """What decisions cost; by the simulator where values wait elsewhere, or else in a hurry."""
+
+    def __init__(self, simulator: Simulator, budget_bytes: int, start: Candidate) -> None:
+        self.simulator = simulator
+        self.budget_bytes = budget_bytes
+        self._offload = start.offload
+        self._solver = f"{start.solver.removesuffix(_NAME)}{_NAME}"
+        self._trials = Trials(simulator.problem)
+
+    def __call__(self, decisions: Decisions, price_s: float = 0.0, limit_s: float = math.inf) -> Trial | None:
+        keep = decisions.keep = [bool(kept) for kept in self.simulator.problem.obeyed(decisions.keep)]
+        again = decisions.again = [more and not kept for more, kept in zip(decisions.again, keep, strict=True)]
+        if not self._offload:
+            return self._trials.judge(keep, again, self.budget_bytes, price_s=price_s, limit_s=limit_s)
+        candidate = self.candidate(decisions)
+        if candidate is None:
+            return None
+        found = candidate.simulation
+        over = [(live - self.budget_bytes).clip(min=0) for live in (found.forward_live, found.ask_live)]
+        excess = int(over[0].max(initial=0) + over[1].sum())
+        trial = Trial(found.extra_s, found.peak_bytes, excess)
+        return trial if trial.extra_s + price_s * excess <= limit_s else None
+
+    def candidate(self, decisions: Decisions) -> Candidate | None:
+        """The judge's own word."""
+        return judged(
+            self.simulator,
+            decisions.keep,
+            frozenset(j for j, more in enumerate(decisions.again) if more),
+            offload=self._offload,
+            room_bytes=self.budget_bytes,
+            solver=self._solver,
+        )

@@ -26,6 +26,8 @@ from .stages import Stages
 _ROUNDS = 6
 _PLACES_A_ROUND = 6
 _CUTS = 2  # with more, shares of replays in each stage weaken the bound again
+_CUTS_WHOLE, _FEW_OPS = 4, 150  # whole values do not, but for many ops that would take too long
+_CROWDED = 16  # asks at which what is kept has to fit, which costs next to nothing
 _INFEASIBLE = 2
 _ROUNDING = 1 - 1e-9  # what HiGHS may be wrong by
 
@@ -61,10 +63,13 @@ def lower_bound(
         return Bound(plain_s, impossible=False)
     keep_all = Simulator(problem).run(problem.keep_all())
     until = math.inf if deadline is None else deadline
-    best_s, forward = _whole_step(model, budget_bytes, until)
+    best_s, places = _whole_step(model, budget_bytes, until)
     if best_s is not None and time.monotonic() < until:
-        cuts = _fullest(keep_all.ask_live if ask_live is None else ask_live)
-        staged_s = Stages(model, budget_bytes, forward, cuts).least_s(until, whole=whole)
+        live = keep_all.ask_live if ask_live is None else ask_live
+        places |= {Place("ask", k) for k in _fullest(live, _CROWDED)}
+        ordered = sorted(places, key=lambda place: (place.phase, place.index))
+        cuts = _fullest(live, _CUTS_WHOLE if whole and problem.n_ops <= _FEW_OPS else _CUTS)
+        staged_s = Stages(model, budget_bytes, ordered, cuts).least_s(until, whole=whole)
         best_s = None if staged_s is None else max(best_s, staged_s * _ROUNDING)
     if best_s is None:
         return Bound(plain_s, impossible=True)
@@ -73,8 +78,8 @@ def lower_bound(
     return Bound(plain_s + best_s, impossible=False)
 
 
-def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[float | None, list[Place]]:
-    """The least extra time by what must be held (None: that cannot fit), and where in forward that is too much."""
+def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[float | None, set[Place]]:
+    """The least extra time by what must be held (None: that cannot fit), and where that is too much."""
     problem = model.problem
     rows = Rows()
     model.structure(rows, after=-1)
@@ -87,7 +92,7 @@ def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[fl
             rows.add(terms, -np.inf, (budget_bytes - fixed) / model.byte_unit)
         found = _relaxed(model, rows, until)
         if found.status == _INFEASIBLE:
-            return None, []
+            return None, set()
         if found.status != 0:
             break
         best_s = max(best_s, float(found.fun) * model.time_unit * _ROUNDING)
@@ -95,7 +100,7 @@ def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[fl
         if not pending or time.monotonic() > until:
             break
         places |= pending
-    return best_s, sorted((place for place in places if place.phase == "forward"), key=lambda place: place.index)
+    return best_s, places
 
 
 def _relaxed(model: Formulation, rows: Rows, until: float) -> OptimizeResult:
@@ -109,13 +114,13 @@ def _relaxed(model: Formulation, rows: Rows, until: float) -> OptimizeResult:
     )
 
 
-def _fullest(live: Bytes) -> list[int]:
+def _fullest(live: Bytes, count: int) -> list[int]:
     """The asks at which most is alive, apart from each other."""
     picked: list[int] = []
     for k in np.argsort(-live, kind="stable"):
         if all(abs(int(k) - other) > len(live) // 40 for other in picked):
             picked.append(int(k))
-        if len(picked) == _CUTS:
+        if len(picked) == count:
             break
     return picked
 

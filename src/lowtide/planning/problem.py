@@ -6,7 +6,7 @@ natural lifetimes are settled. It decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from .._errors import ArgumentError
 from ..trace import Trace
@@ -65,9 +65,8 @@ class Problem:
                 self._charges_of[j].append(number)
         self._brought = [(number, c.after) for number, c in enumerate(self.charges) if c.after is not None]
 
-    def recording_s(self, keep: Sequence[int | bool], elsewhere: Iterable[int]) -> float:
-        """What it takes that what is not simply kept is noted; nothing where everything is."""
-        noted = {j for j, kept in enumerate(keep) if not kept}.union(elsewhere)
+    def recording_s(self, noted: Collection[int]) -> float:
+        """What it takes that these ops are noted, which are not simply kept; nothing where there are none."""
         if not noted:
             return 0.0
         due = {number for j in noted for number in self._charges_of[j]}

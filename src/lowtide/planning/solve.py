@@ -2,7 +2,8 @@
 
 Tries keeping everything; the programme with tied blocks; where that is not close to the bound, a greedy plan, rotor's
 schedule and, for small steps, the plain programme; then single recomputes are undone while there is room. Where
-nothing fits, the search for the smallest peak has the last word, and `BudgetError` says what it found.
+nothing fits, the search for the smallest peak has the last word, and `BudgetError` says what it found. What is still
+far above the bound is changed at random, for longer the further it is.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from .smallest import smallest
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
-_WORTH_PROVING, _PROOF_SHARE = 0.005, 0.03
+_WORTH_PROVING, _PROOF_SHARE = 0.005, 0.04
 """Share of a plain step above the bound from which on a better bound is worth this share of the time."""
-_FAR, _ANNEALING_SHARE = 0.05, 0.1
-"""The same for searching on after all, and for changing a plan at random."""
-_ROOMIER, _ROOMIER_GAP = 1.35, 0.02
-"""How much larger than the budget is one for which there is a quick plan, from which one for the budget can be had."""
+_FAR, _ANNEALING_SHARE = 0.03, 0.3
+"""The same for changing plans at random, and the share of the time that this may take."""
+_LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
+"""How often that is begun anew, at least; and once for so much of a plain step above the bound."""
 _CAUTION = 200
 """The smallest budget is named with 1/200 more."""
-_USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.6, 0.004
+_USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.8, 0.004
 """How long a better plan is looked for where there is one that is not far above the bound; longer with more time."""
 _FEW_OPS, _CLOSE_GAP = 150, 0.002
 """Ops up to which the programme is solved to this gap at once."""
@@ -82,12 +83,7 @@ def solve(
     if bound.impossible:
         say("no schedule fits: looking for the smallest budget that works")
     else:
-        patience_s = _patience_s(simulator.problem.n_ops, deadline_s)
-        best = _search(simulator, wanted_bytes, bound, patience_s, say)
-        bound = _proved(simulator, wanted_bytes, bound, best, 0.05 * deadline_s)
-        if patience_s < deadline_s and (best is None or _is_far(best, bound, trace)):
-            again = _search(simulator, wanted_bytes, bound, deadline_s - patience_s, say)
-            best = min((c for c in (best, again) if c is not None), key=lambda c: c.extra_s, default=None)
+        best = _search(simulator, wanted_bytes, bound, _patience_s(simulator.problem.n_ops, deadline_s), say)
     if best is None:
         # The alternative is an error: take the time that it takes to be sure.
         deadline = time.monotonic() + 1.5 * deadline_s
@@ -95,9 +91,11 @@ def solve(
         if least.peak_bytes > budget_bytes:
             raise _budget_error(simulator, least, budget_bytes)
         best = improve(simulator, least, budget_bytes, deadline=time.monotonic() + 0.2 * deadline_s)
+    bound = _proved(simulator, wanted_bytes, bound, best, 0.05 * deadline_s)
     if _is_far(best, bound, trace):
-        say("far above the bound: changing the plan at random")
-        best = _annealed(simulator, best, max(wanted_bytes, best.peak_bytes), _ANNEALING_SHARE * deadline_s)
+        say("far above the bound: changing plans at random")
+        deadline = time.monotonic() + _ANNEALING_SHARE * deadline_s
+        best = _annealed(simulator, best, max(wanted_bytes, best.peak_bytes), bound, deadline)
     bound = _proved(simulator, wanted_bytes, bound, best, _PROOF_SHARE * deadline_s, whole=True)
     return _plan(simulator, best, plain, bound, budget_bytes, started)
 
@@ -106,33 +104,29 @@ def _proved(
     simulator: Simulator,
     budget_bytes: int,
     bound: Bound,
-    best: Candidate | None,
+    best: Candidate,
     seconds: float,
     *,
     whole: bool = False,
 ) -> Bound:
     """A better bound, where one is worth it: how much better than the best so far could a plan be?"""
     plain_s = simulator.problem.trace.step_s
-    if bound.impossible or best is None or best.simulation.step_s - bound.step_s <= _WORTH_PROVING * plain_s:
+    if bound.impossible or best.simulation.step_s - bound.step_s <= _WORTH_PROVING * plain_s:
         return bound
     deadline, ask_live = time.monotonic() + seconds, best.simulation.ask_live
     proved = lower_bound(simulator.problem, budget_bytes, deadline=deadline, ask_live=ask_live, whole=whole)
     return max(bound, proved, key=lambda one: one.step_s)
 
 
-def _annealed(simulator: Simulator, best: Candidate, budget_bytes: int, seconds: float) -> Candidate:
-    """The best plan changed at random; and, from the other side, a quicker one, which does not fit until it is."""
-    found = [best, anneal(simulator, best, budget_bytes, deadline=time.monotonic() + seconds)]
-    roomier = solve_milp(
-        simulator,
-        int(_ROOMIER * budget_bytes),
-        deadline=time.monotonic() + 0.5 * seconds,
-        relative_gap=_ROOMIER_GAP,
-    )
-    if roomier.keep is not None and roomier.simulation is not None:
-        quick = Candidate(tuple(roomier.keep), frozenset(), roomier.simulation, "MILP", roomier.offload)
-        found.append(anneal(simulator, quick, budget_bytes, deadline=time.monotonic() + seconds))
-    return min((one for one in found if one.peak_bytes <= budget_bytes), key=lambda one: one.extra_s)
+def _annealed(simulator: Simulator, best: Candidate, budget_bytes: int, bound: Bound, deadline: float) -> Candidate:
+    """Plans changed at random: the further the best is above the bound, the more often it is tried."""
+    plain_s = simulator.problem.trace.step_s
+
+    def enough(found: Candidate, searches: int) -> bool:
+        gap = (found.simulation.step_s - bound.step_s) / plain_s
+        return searches >= _LEAST_SEARCHES and gap <= searches * _GAP_A_SEARCH
+
+    return anneal(simulator, best, budget_bytes, deadline=deadline, enough=enough)
 
 
 def _patience_s(n_ops: int, deadline_s: float) -> float:
@@ -182,7 +176,10 @@ def _search(
         share = 0.2 if chained is None else 0.05
         consider(solve_greedy(simulator, budget_bytes, deadline=time.monotonic() + share * patience_s))
         if not good_enough():  # where memory is short, blocks have to be replayed more than once
-            consider(solve_rotor(simulator, budget_bytes))
+            rotor = solve_rotor(simulator, budget_bytes)
+            if rotor is not None:  # it treats blocks as wholes, which leaves room
+                until = time.monotonic() + 0.1 * patience_s
+                consider(improve(simulator, rotor, budget_bytes, deadline=until))
     tied = chained is None or "tied" in chained.solver
     if tied and simulator.problem.n_ops <= _PLAIN_OPS and not good_enough():
         consider(_untied(simulator, budget_bytes, best, gap, started + patience_s))

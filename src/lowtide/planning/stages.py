@@ -1,9 +1,9 @@
 """A lower bound on replay time from backward cut into stages, at asks where memory is short.
 
 What is there when a stage begins was there when the one before began, was asked for, or was replayed meanwhile; it fits
-into the budget. What a stage is asked for it has, or replays from what it has. What is kept is kept for good. Every
-plan obeys that, however often it replays an op; shares of values and ops (a linear programme) are allowed, so the least
-time is a bound.
+into the budget. What a stage is asked for it has, or replays from what it has, and it replays nothing else. What is
+kept is kept for good, and fits wherever it has to be. Every plan obeys that, however often it replays an op; shares of
+values and ops (a linear programme) are allowed, so the least time is a bound.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from .formulation import Formulation, Place, Rows
 
 _INFEASIBLE = 2
 _GAP = 0.003
+_LARGE = 0.01
+"""Share of the largest value below which shares of one are always allowed: they would only take time."""
 Replay = Callable[[int, int], int]
 """By stage and op: the variable that says that it is replayed."""
 
@@ -30,7 +32,7 @@ class Stages:
     taken for a whole one); and, for all stages, one for each op whose values may wait elsewhere, for each op that may
     be noted, and for each charge."""
 
-    def __init__(self, model: Formulation, budget_bytes: int, forward: Iterable[Place], cuts: Sequence[int]) -> None:
+    def __init__(self, model: Formulation, budget_bytes: int, places: Iterable[Place], cuts: Sequence[int]) -> None:
         problem = model.problem
         self._model = model
         self._budget_bytes = budget_bytes
@@ -51,6 +53,7 @@ class Stages:
             last = stage + 1 == len(self._starts)
             self._asked(stage, self._replay, problem.n_asks if last else self._starts[stage + 1])
             self._replayed(stage, self._replay)
+            self._demanded(stage, problem.n_asks if last else self._starts[stage + 1])
             self._asked(stage, self._ever, problem.n_asks)
             self._replayed(stage, self._ever)
             self._in_some_stage(stage)
@@ -58,7 +61,7 @@ class Stages:
                 self._passed_on(stage)
             if stage:
                 self._fits(stage)
-        for place in (*forward, Place("ask", 0)):
+        for place in places:
             self._fits_at(place)
         self._noted()
         self._kept()
@@ -77,8 +80,10 @@ class Stages:
     def _solved(self, until: float, whole: bool) -> OptimizeResult:
         problem, model = self._model.problem, self._model
         cost, upper, integral = np.zeros(self._count), np.ones(self._count), np.zeros(self._count)
+        largest = max((problem.nbytes[v] for v in self._values), default=0)
         for stage in range(len(self._starts)):
-            integral[stage * self._width :][: len(self._values)] = whole
+            for v in self._values if whole else ():
+                integral[self._there(stage, v)] = problem.nbytes[v] >= _LARGE * largest
             for j in self._ops:
                 cost[self._replay(stage, j)] = problem.replay_s[j] / model.time_unit
                 upper[self._replay(stage, j)] = upper[self._ever(stage, j)] = not problem.pinned[j]
@@ -136,6 +141,16 @@ class Stages:
                 if not self._given(u, self._starts[stage]):
                     self._rows.add(self._had(stage, u, replay) | {replay(stage, j): -1.0}, 0.0, np.inf)
 
+    def _demanded(self, stage: int, until: int) -> None:
+        """What a stage replays is asked for in it, or read by something else that it replays."""
+        problem, after = self._model.problem, self._starts[stage]
+        for j in self._ops:
+            made = problem.outputs[j]
+            if not any(after < k <= until for v in made for k in problem.asks_of[v]):
+                readers = {w for v in made for w in problem.consumers[v] if w in self._op_column}
+                terms = {self._replay(stage, w): 1.0 for w in readers}
+                self._rows.add(terms | {self._replay(stage, j): -1.0}, 0.0, np.inf)
+
     def _in_some_stage(self, stage: int) -> None:
         """What is replayed at all is replayed in this stage or a later one."""
         for j in self._ops:
@@ -192,14 +207,20 @@ class Stages:
         self._bytes_row(stage, there, resting, self._model.state_terms(after)[1])
 
     def _fits_at(self, place: Place) -> None:
-        """What is held into backward fits where forward already holds it, and at the first ask."""
+        """What is held into backward fits: where forward holds it already, and in backward until it is asked for."""
         problem = self._model.problem
         if place.phase == "forward":
             there = [
                 v for v in self._values if problem.maker[v] <= place.index and problem.natural_end[v] < place.index
             ]
         else:
-            there = [v for v in self._values if problem.natural_last_ask[v] < place.index and problem.first_ask[v] > 0]
+            there = [
+                v
+                for v in self._values
+                if problem.natural_last_ask[v] < 0
+                and problem.first_ask[v] > place.index
+                and (problem.saved[v] or not place.index)
+            ]
         resting = [v for v in there if problem.saved[v]]
         self._bytes_row(0, there, resting, self._model.certain_terms(place)[1])
 
