@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from .._errors import StoreError
@@ -110,7 +111,7 @@ def measure_trips(store: Store, *, device: torch.device | None = None) -> Trips:
     """
     if device is None:
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    work = torch.ones(_WORK, _WORK, device=device)
+    work = _Work(device)
     rounds = [_round(store, size, work, device) for _ in range(_ROUNDS) for size in _TRIP_BYTES]
     alone_s = min(one.alone_s for one in rounds)
     small, large = (rounds[k :: len(_TRIP_BYTES)] for k in range(len(_TRIP_BYTES)))
@@ -128,9 +129,30 @@ def measure_trips(store: Store, *, device: torch.device | None = None) -> Trips:
     )
 
 
-_WORK, _OPS_A_VALUE, _ROUNDS = 96, 12, 3
-_MOST_OPS = 4000  # beside reads that never end: a tenth of a second
+_OPS_A_VALUE, _ROUNDS = 4, 5
+_MOST_OPS = 400  # beside reads that never end: a tenth of a second
 _TRIP_BYTES = (2**17, 2**20)
+
+
+class _Work:
+    """Ops as a model has them: some calculate, some go through more memory than the caches hold.
+
+    The latter are what traffic beside them slows down. Their memory is no tensor's, and so nobody's budget's.
+    """
+
+    _SIZE, _SLICES, _SLICE_BYTES = 96, 16, 2**21
+
+    def __init__(self, device: torch.device) -> None:
+        self._matrix = torch.ones(self._SIZE, self._SIZE, device=device)
+        # On an accelerator memory is moved by other means than the processor's.
+        self._memory = np.zeros((self._SLICES, self._SLICE_BYTES if device.type == "cpu" else 0), dtype=np.uint8)
+        self._at = 0
+
+    def op(self) -> None:
+        """The next one."""
+        torch.mm(self._matrix, self._matrix)
+        np.copyto(self._memory[self._at], self._memory[self._at - self._SLICES // 2])
+        self._at = (self._at + 1) % self._SLICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +176,12 @@ def _line(small_s: float, large_s: float) -> tuple[float, float]:
     return max(0.0, small_s - small * per_byte), per_byte
 
 
-def _round(store: Store, size: int, work: torch.Tensor, device: torch.device) -> _Round:
+def _round(store: Store, size: int, work: _Work, device: torch.device) -> _Round:
     """Put values beside ops until they are written, fetch them, and read them ahead beside ops."""
 
     def ops() -> None:
         for _ in range(_OPS_A_VALUE):
-            torch.mm(work, work)
+            work.op()
 
     values = [torch.ones(size, dtype=torch.uint8, device=device) for _ in range(VALUES)]
     start = _now(device)
@@ -188,9 +210,7 @@ def _round(store: Store, size: int, work: torch.Tensor, device: torch.device) ->
     return _Round(middle - start, put - middle, fetch_s, reading_s, ahead_s)
 
 
-def _read_ahead(
-    store: Store, tickets: list[Ticket], work: torch.Tensor, device: torch.device
-) -> tuple[float, float] | None:
+def _read_ahead(store: Store, tickets: list[Ticket], work: _Work, device: torch.device) -> tuple[float, float] | None:
     """Seconds a value until it is read, beside ops, and taken from those; None for a store that does not read ahead."""
     tickets = tickets[: store.max_ahead_bytes // tickets[0].nbytes]
     if not tickets:
@@ -201,7 +221,7 @@ def _read_ahead(
         for count in range(most):
             if all(store.is_resident(ticket) for ticket in reversed(tickets)):
                 return count
-            torch.mm(work, work)
+            work.op()
         return most
 
     start = _now(device)
