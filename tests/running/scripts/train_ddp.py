@@ -26,6 +26,7 @@ def main():
         if rank == 0:
             norm = sum(p.grad.double().square().sum() for p in model.parameters())
             print(f"step {step}: loss {total.item()!r}, norm {norm.item()!r}", flush=True)
+    dist.barrier()  # gloo now and then aborts where one rank leaves while another is still at it
     dist.destroy_process_group()
 
 
