@@ -33,6 +33,11 @@ class Candidate:
         return self.simulation.extra_s
 
 
+def most_replays(n_ops: int) -> int:
+    """More than anybody would want: what is made again and again may need that again and again."""
+    return min(_REPLAYS_AN_OP * n_ops + 1000, max(_MOST_REPLAYS, 4 * n_ops))
+
+
 def judged(
     simulator: Simulator,
     keep: list[bool] | tuple[bool, ...],
@@ -50,9 +55,10 @@ def judged(
     keep = tuple(bool(kept) for kept in problem.obeyed(keep))
     again = frozenset(j for j in again if not keep[j])
     offload = frozenset(j for j in offload if keep[j] and problem.offloadable[j])
-    limit = min(_REPLAYS_AN_OP * problem.n_ops + 1000, max(_MOST_REPLAYS, 4 * problem.n_ops))
     try:
-        simulation = simulator.run(keep, again, offload=offload, room_bytes=room_bytes, max_replays=limit)
+        simulation = simulator.run(
+            keep, again, offload=offload, room_bytes=room_bytes, max_replays=most_replays(problem.n_ops)
+        )
     except TooManyReplaysError:
         return None
     # What backward does not need does not leave.

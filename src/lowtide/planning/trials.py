@@ -13,6 +13,7 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
+from .candidate import most_replays
 from .problem import Problem
 
 
@@ -52,6 +53,7 @@ class Trials:
             for k, ask in enumerate(problem.trace.asks)
         ]
         self._plain = [len(outputs) == 1 and not problem.writes[j] for j, outputs in enumerate(problem.outputs)]
+        self._most_replays = most_replays(n)
         self._written = [frozenset(write.new for write in writes) for writes in problem.writes]
 
     def judge(
@@ -65,7 +67,8 @@ class Trials:
     ) -> Trial | None:
         """Follow the decisions, by op: what is kept, as the engine obeys it, and what is recomputed more than once.
 
-        None as soon as the extra time, with `price_s` for each byte too many, is above `limit_s`.
+        None as soon as the extra time, with `price_s` for each byte too many, is above `limit_s`; or if there are more
+        replays than anybody would want.
         """
         problem = self.problem
         n, nbytes, maker, replay_s = problem.n_ops, problem.nbytes, problem.maker, problem.replay_s
@@ -116,7 +119,7 @@ class Trials:
                 live += nbytes[v]
                 leaves_after.setdefault(natural_last_ask[v], []).append(v)
         pushes: dict[int, int] = {}  # ops that wait for a value
-        k = 0
+        k = replays = 0
 
         def drop(v: int) -> None:
             """Nothing of ours holds v any more."""
@@ -172,7 +175,8 @@ class Trials:
                     pending += missing
                     continue
                 extra += replay_s[op]
-                if extra + price_s * excess > limit_s:
+                replays += 1
+                if extra + price_s * excess > limit_s or replays > self._most_replays:
                     return None
                 if plain[op]:
                     made = [v]
