@@ -12,7 +12,8 @@
     link.py         how fast a store is                          packing.py     how small and fast a codec is
     annealing.py    plans changed at random, for the better      moves.py       small changes of a plan
     trials.py       the judge in a hurry, for searches           stages.py      what backward's middle needs
-    rotor.py        the best schedule of a chain of blocks
+    rotor.py        the best schedule of a chain of blocks       rows.py        sparse rows of a programme
+    reading.py      reading ahead in backward, simulated
 
 Data flows one way: a `Trace` comes in, a `Plan` goes out, and only the simulator says what it costs.
 """

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
-from .formulation import Formulation, Place, Rows
+from .formulation import Formulation
 from .problem import Problem
+from .rows import Place, Rows
 from .simulator import Bytes, Simulator
 from .stages import Stages
 

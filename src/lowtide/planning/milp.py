@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from .formulation import Floats, Formulation, Place, Rows
+from .formulation import Formulation
+from .rows import Floats, Place, Rows
 from .simulator import Bytes, Simulation, Simulator
 from .solver_output import to_standard_error
 

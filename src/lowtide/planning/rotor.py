@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .candidate import Candidate, judged
-from .formulation import Floats
 from .problem import Problem
 from .repetition import find_stretches
+from .rows import Floats
 from .segments import block_cuts, crossing_bytes, layers_of
 from .simulator import Bytes, Simulator
 

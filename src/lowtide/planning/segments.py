@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .formulation import Floats
 from .problem import Problem
 from .repetition import Stretch
+from .rows import Floats
 
 _LAYER = re.compile(r"^((?:[^.]+\.)*?\d+)(?:\.|$)")
 

@@ -32,12 +32,14 @@ from .smallest import smallest
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
-_WORTH_PROVING, _PROOF_SHARE = 0.005, 0.04
-"""Share of a plain step above the bound from which on a better bound is worth this share of the time."""
+_WORTH_PROVING, _WORTH_TIME, _PROOF_SHARE = 0.005, 0.01, 0.04
+"""Share of a plain step above the bound from which on a better one is worth a moment, and this share of the time."""
 _FAR, _ANNEALING_SHARE = 0.03, 0.3
 """The same for changing plans at random, and the share of the time that this may take."""
 _LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
 """How often that is begun anew, at least; and once for so much of a plain step above the bound."""
+_QUICK_OPS, _QUICK_S, _VERY_FAR = 300, 1.9, 0.1
+"""Ops up to which planning takes no longer than that, unless what was found is so much above the bound."""
 _CAUTION = 200
 """The smallest budget is named with 1/200 more."""
 _USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.8, 0.004
@@ -79,6 +81,7 @@ def solve(
         say("everything fits: nothing to recompute")
         return _plan(simulator, plain, plain, Bound(trace.step_s, impossible=False), budget_bytes, started)
     bound = lower_bound(simulator.problem, wanted_bytes, deadline=started + 0.2 * deadline_s)
+    hurry_until = started + _hurry_s(simulator.problem.n_ops, deadline_s)
     best: Candidate | None = None
     if bound.impossible:
         say("no schedule fits: looking for the smallest budget that works")
@@ -91,12 +94,17 @@ def solve(
         if least.peak_bytes > budget_bytes:
             raise _budget_error(simulator, least, budget_bytes)
         best = improve(simulator, least, budget_bytes, deadline=time.monotonic() + 0.2 * deadline_s)
-    bound = _proved(simulator, wanted_bytes, bound, best, 0.05 * deadline_s)
-    if _is_far(best, bound, trace):
+    proof_s = min(_PROOF_SHARE * deadline_s, 0.1 * (hurry_until - started))
+    bound = _proved(simulator, wanted_bytes, bound, best, proof_s)
+    deadline = time.monotonic() + _ANNEALING_SHARE * deadline_s
+    if not _is_far(best, bound, trace, _VERY_FAR):
+        deadline = min(deadline, hurry_until - proof_s)
+    if _is_far(best, bound, trace, _FAR) and time.monotonic() < deadline:
         say("far above the bound: changing plans at random")
-        deadline = time.monotonic() + _ANNEALING_SHARE * deadline_s
         best = _annealed(simulator, best, max(wanted_bytes, best.peak_bytes), bound, deadline)
-    bound = _proved(simulator, wanted_bytes, bound, best, _PROOF_SHARE * deadline_s, whole=True)
+    if _is_far(best, bound, trace, _WORTH_TIME):
+        proof_s = max(proof_s, min(_PROOF_SHARE * deadline_s, hurry_until - time.monotonic()))
+    bound = _proved(simulator, wanted_bytes, bound, best, proof_s, whole=True)
     return _plan(simulator, best, plain, bound, budget_bytes, started)
 
 
@@ -132,11 +140,16 @@ def _annealed(simulator: Simulator, best: Candidate, budget_bytes: int, bound: B
 def _patience_s(n_ops: int, deadline_s: float) -> float:
     """How long to look for a plan that is only a little better."""
     usual_s = _PATIENCE_S + _PATIENCE_S_AN_OP * n_ops
-    return min(deadline_s, usual_s * max(1.0, deadline_s / _USUAL_DEADLINE_S))
+    return min(deadline_s, usual_s * max(1.0, deadline_s / _USUAL_DEADLINE_S), 0.7 * _hurry_s(n_ops, deadline_s))
 
 
-def _is_far(found: Candidate, bound: Bound, trace: Trace) -> bool:
-    return found.simulation.step_s - bound.step_s > _FAR * trace.step_s
+def _hurry_s(n_ops: int, deadline_s: float) -> float:
+    """How long planning may take where it is not worth more."""
+    return min(deadline_s, _QUICK_S * max(1.0, deadline_s / _USUAL_DEADLINE_S)) if n_ops <= _QUICK_OPS else deadline_s
+
+
+def _is_far(found: Candidate, bound: Bound, trace: Trace, share: float) -> bool:
+    return found.simulation.step_s - bound.step_s > share * trace.step_s
 
 
 def _search(

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
-from .formulation import Formulation, Place, Rows
+from .formulation import Formulation
+from .rows import Place, Rows
+from .solver_output import to_standard_error
 
 _INFEASIBLE = 2
 _GAP = 0.003
@@ -94,16 +96,17 @@ class Stages:
         for number, charge in enumerate(problem.charges):
             cost[self._first_charge + number] = charge.time_s / model.time_unit
         left_s = until - time.monotonic()
-        return milp(
-            cost,
-            constraints=LinearConstraint(self._rows.matrix(self._count), self._rows.low, self._rows.high),
-            integrality=integral,
-            bounds=Bounds(0, upper),
-            options={
-                "mip_rel_gap": _GAP,
-                **({"time_limit": max(0.05, left_s)} if math.isfinite(left_s) else {}),
-            },
-        )
+        with to_standard_error():
+            return milp(
+                cost,
+                constraints=LinearConstraint(self._rows.matrix(self._count), self._rows.low, self._rows.high),
+                integrality=integral,
+                bounds=Bounds(0, upper),
+                options={
+                    "mip_rel_gap": _GAP,
+                    **({"time_limit": max(0.05, left_s)} if math.isfinite(left_s) else {}),
+                },
+            )
 
     # -- variables ------------------------------------------------------------------------------------
 
