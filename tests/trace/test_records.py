@@ -18,7 +18,7 @@ def trace() -> Trace:
     return Trace(
         version=TRACE_VERSION,
         ops=(
-            Op("aten.mul.Tensor", "a", 0.5, (0,), (1,), other_bytes=7),
+            Op("aten.mul.Tensor", "a", 0.5, (0,), (1,), other_bytes=7, again_s=0.375),
             Op("aten.relu_.default", "b.0", 0.25, (1,), (2,), writes=(Write(1, 2, alone=True),)),
             Op("aten.mm.default", "b.1", 2.0, (2, 0), (3,), pinned="a collective"),
         ),
@@ -108,6 +108,7 @@ def test_contradictions_are_named(trace):
     assert "different storages" in broken(trace, values=(values[0], replace(values[1], storage=8), *values[2:]))
     assert "not an input" in broken(trace, ops=(ops[0], replace(ops[1], writes=(Write(3, 2, True),)), ops[2]))
     assert "takes nan s" in broken(trace, ops=(replace(ops[0], time_s=float("nan")), *ops[1:]))
+    assert "takes -1.0 s when it is made again" in broken(trace, ops=(replace(ops[0], again_s=-1.0), *ops[1:]))
     assert "a step takes" in broken(trace, step_s=float("inf"))
     assert "charge 0 is -1.0 s" in broken(trace, charges=(Charge((0,), -1.0),))
     assert "charge 0 is for op 3 of 3" in broken(trace, charges=(Charge((3,), 1.0),))
@@ -128,7 +129,7 @@ def test_what_is_no_trace_is_refused(text):
 def test_another_version_is_refused_with_a_remedy(trace):
     document = json.loads(trace.to_json())
     document["version"] = 99
-    with pytest.raises(ArgumentError, match=r"version 99.*reads version 5: make it again"):
+    with pytest.raises(ArgumentError, match=rf"version 99.*reads version {TRACE_VERSION}: make it again"):
         Trace.from_json(json.dumps(document))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..policies import ByCallable, Decision, OpInfo, Policy, wrong_decision
-from . import overwriting, randomness
+from . import normalising, overwriting, randomness
 from .costs import settled_cost, timed_call
 from .course import Passed, Step, ways_of
 from .effects import FACTS, OpFacts, facts_of, facts_of_region
@@ -115,6 +115,8 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
             fresh = self._fresh(out, writes)
             if not fresh and not writes:
                 return out
+            if facts.statistics and normalising.applies(facts, args, kwargs):
+                fresh = fresh[:1]  # the others are sources
         self._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
         return out
 
@@ -194,6 +196,8 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if decision is not KEEP:
             if decision is not RECOMPUTE:
                 raise wrong_decision(self.policy, decision, facts.name)
+            if facts.statistics and normalising.applies(facts, args, kwargs):
+                origin, args = normalising.from_statistics(origin, args, out)
             recipe = self._recipe(origin, args, kwargs, draw, fresh, writes)
         if recipe is None:
             for _, _, storage, key in fresh:
@@ -384,7 +388,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
                 self.table.put(w.storage, Value(origin, w.storage.nbytes(), None))
             else:
                 self.table.pop(storage_key(w.storage), None)
-            if w.target is not None:
+            if w.target is not None and origin.facts.writes:  # else the replay is another op, which does not
                 notes.append(Write(w.target, made, w.alone))
         if recipe is not None:
             recipe.writes = tuple(notes)

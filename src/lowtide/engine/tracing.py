@@ -7,8 +7,10 @@ user code holds a value by itself is known from the tensor object that the op re
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -101,7 +103,7 @@ class Profile:
 
     def op(
         self, facts: OpFacts, module: str, recipe: Recipe | None, made: list[tuple[Value, Tensor]],
-        written: list[tuple[Written, Value]], pinned: str | None, cost_us: float,
+        written: list[tuple[Written, Value]], pinned: str | None, cost_us: float, again_us: float | None,
     ) -> None:  # fmt: skip
         """An op has run."""
         number = len(self.ops)
@@ -129,8 +131,11 @@ class Profile:
             if recipe is not None:
                 reads = isinstance(write.target, Ref)  # else it does not matter what was there
                 writes.append(records.Write(old_id if reads else None, new_id, write.alone))
+        again_s = None if again_us is None else again_us * 1e-6
         self.ops.append(
-            records.Op(facts.name, module, cost_us * 1e-6, tuple(inputs), tuple(outputs), pinned, 0, tuple(writes))
+            records.Op(
+                facts.name, module, cost_us * 1e-6, tuple(inputs), tuple(outputs), pinned, 0, tuple(writes), again_s
+            )
         )
         self.others.append(0)
 
@@ -184,9 +189,11 @@ class Profile:
             until = self.ask_times[k + 1][0] if k + 1 < len(self.asks) else self._ended
             time_s = max(0.0, until - self.ask_times[k][1] - self.watching_s[k])
             asks.append(records.Ask(value, number, self.ask_others[k], time_s))
+        times_s = self._usual([op.time_s for op in self.ops])
+        agains_s = self._usual([op.again_s for op in self.ops])
         ops = tuple(
-            records.Op(op.name, op.module, time_s, op.inputs, op.outputs, op.pinned, other, op.writes)
-            for op, time_s, other in zip(self.ops, self._usual_times(), self.others, strict=True)
+            replace(op, time_s=time_s or 0.0, again_s=again_s, other_bytes=other)
+            for op, time_s, again_s, other in zip(self.ops, times_s, agains_s, self.others, strict=True)
         )
         step_s = sum(op.time_s for op in ops) + self._between_s + sum(ask.time_s for ask in asks)
         asked = {value for value, _ in self.asks}
@@ -206,16 +213,17 @@ class Profile:
             cold_s_per_byte=self._calibration.cold_s_per_byte,
         )
 
-    def _usual_times(self) -> list[float]:
-        """By op: of ops alike, what the one in the middle took."""
+    def _usual(self, times_s: list[float] | list[float | None]) -> list[float | None]:
+        """By op: of ops alike, what the one in the middle took; None where that is known of none."""
         alike: dict[Any, list[float]] = {}
         keys = []
-        for op in self.ops:
+        for op, time_s in zip(self.ops, times_s, strict=True):
             sizes = [tuple(self.values[v].nbytes for v in some) for some in (op.inputs, op.outputs)]
             keys.append((op.name, *sizes))
-            alike.setdefault(keys[-1], []).append(op.time_s)
+            if time_s is not None:
+                alike.setdefault(keys[-1], []).append(time_s)
         usual = {key: median(times) for key, times in alike.items()}
-        return [usual[key] for key in keys]
+        return [usual.get(key) for key in keys]
 
     # -- bookkeeping ----------------------------------------------------------------------------------
 
@@ -355,9 +363,13 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
     ) -> Recipe | None:
         number = self.tape.ops
         recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
-        if recipe is not None and self.verifier is not None:
-            # What was checked before it has been through the caches; the replay came right after.
-            cost_us = min(cost_us, self.verifier.took_us)
+        again_us = None
+        if recipe is not None and self.verifier is not None and math.isfinite(self.verifier.took_us):
+            if recipe.origin.facts is facts:
+                # What was checked before it has been through the caches; the replay came right after.
+                cost_us = min(cost_us, self.verifier.took_us)
+            else:
+                again_us = self.verifier.took_us
         made: list[tuple[Value, Tensor]] = []
         written: list[tuple[Written, Value]] = []
         pinned = facts.pinned
@@ -374,7 +386,7 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         if recipe is None or any(v.recipe is None for v in [*(v for v, _ in made), *(v for _, v in written)]):
             recipe = None
             pinned = pinned or "what it makes cannot be made again"
-        self.room.profile.op(facts, self.where.place.path, recipe, made, written, pinned, cost_us)
+        self.room.profile.op(facts, self.where.place.path, recipe, made, written, pinned, cost_us, again_us)
         return recipe
 
     def pack(self, tensor: Tensor) -> Handle | Kept:

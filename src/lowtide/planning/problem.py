@@ -35,7 +35,9 @@ class Problem:
         self.inputs = [[v for v in op.inputs if self.maker[v] >= 0] for op in trace.ops]
         """By op, without sources."""
         self.replay_s = [
-            op.time_s + trace.replay_s + trace.cold_s_per_byte * sum(self.nbytes[v] for v in inputs)
+            (op.time_s if op.again_s is None else op.again_s)
+            + trace.replay_s
+            + trace.cold_s_per_byte * sum(self.nbytes[v] for v in inputs)
             for op, inputs in zip(trace.ops, self.inputs, strict=True)
         ]
         """By op: what making it again takes. What it reads is not in the caches any more, as far as we know."""

@@ -53,6 +53,8 @@ def _check_ops(trace: Trace) -> None:
     for index, op in enumerate(trace.ops):
         if not _is_time(op.time_s):
             _refuse(f"op {index} ({op.name}) takes {op.time_s} s")
+        if op.again_s is not None and not _is_time(op.again_s):
+            _refuse(f"op {index} ({op.name}) takes {op.again_s} s when it is made again")
         for v in (*op.inputs, *op.outputs):
             if not 0 <= v < n_values:
                 _refuse(f"op {index} ({op.name}) refers to value {v} of {n_values}")

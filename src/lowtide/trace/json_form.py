@@ -32,6 +32,7 @@ def trace_to_json(trace: Trace) -> str:
             None if op.pinned is None else word(op.pinned),
             op.other_bytes,
             [[w.old, w.new, int(w.alone)] for w in op.writes],
+            op.again_s,
         ]
         for op in trace.ops
     ]
@@ -86,7 +87,7 @@ def read_document(text: str, kind: str, version: int) -> dict[str, Any]:
 def _build(document: dict[str, Any]) -> Trace:
     words = [_text(word) for word in _list(document["words"])]
     ops = []
-    for name, module, time_s, inputs, outputs, pinned, other_bytes, writes in _list(document["ops"]):
+    for name, module, time_s, inputs, outputs, pinned, other_bytes, writes, again_s in _list(document["ops"]):
         ops.append(
             Op(
                 name=words[_index(name)],
@@ -99,6 +100,7 @@ def _build(document: dict[str, Any]) -> Trace:
                 writes=tuple(
                     Write(old=_int_or_none(old), new=_int(new), alone=bool(_int(alone))) for old, new, alone in writes
                 ),
+                again_s=None if again_s is None else _seconds(again_s),
             )
         )
     values = [

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .._errors import ArgumentError
 
-TRACE_VERSION = 5
+TRACE_VERSION = 6
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Op:
     other_bytes: int = 0
     """Live bytes, while it runs, that are of no value of this trace: parameters, gradients, batch, temporaries."""
     writes: tuple[Write, ...] = ()
+    again_s: float | None = None
+    """What its kernel takes when it is made again, where that is another one. None: as long as the first time."""
 
 
 @dataclass(frozen=True)
