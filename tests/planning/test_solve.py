@@ -13,6 +13,7 @@ from lowtide.planning import BASELINES, Problem, Simulator, simulate, smallest, 
 from lowtide.planning.candidate import judged
 from lowtide.planning.greedy import solve_greedy
 from lowtide.planning.repair import repair
+from lowtide.planning.solve import _slowness
 
 from .naive import naive_simulation
 from .traces import gpt_trace, traces, training_traces, unet_trace, unfused_trace
@@ -191,3 +192,11 @@ def test_the_smallest_is_found_again_after_a_fuller_profile_of_the_same_step():
     smallest(Simulator(Problem(fuller)), deadline=time.monotonic() + 8)
     again = smallest(Simulator(Problem(trace)), enough_bytes=least.peak_bytes, deadline=time.monotonic() + 8)
     assert again.peak_bytes <= least.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "cpu_s", "slowness"),
+    [(0.1, 0.1, 1.0), (0.1, 0.11, 1.0), (0.3, 0.2, 1.5), (1.0, 0.01, 4.0), (0.1, 0.0, 4.0)],
+)
+def test_a_busy_machine_gets_more_time(wall_s, cpu_s, slowness):
+    assert _slowness(wall_s, cpu_s) == pytest.approx(slowness)

@@ -40,9 +40,11 @@ _LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
 """How often that is begun anew, at least; and once for so much of a plain step above the bound."""
 _QUICK_OPS, _QUICK_S, _VERY_FAR = 300, 1.9, 0.1
 """Ops up to which planning takes no longer than that, unless what was found is so much above the bound."""
+_MOST_SLOWNESS = 4.0
+"""As many times longer it takes on a busy machine, at the most."""
 _CAUTION = 200
 """The smallest budget is named with 1/200 more."""
-_USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.8, 0.004
+_USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.8, 0.02
 """How long a better plan is looked for where there is one that is not far above the bound; longer with more time."""
 _FEW_OPS, _CLOSE_GAP = 150, 0.002
 """Ops up to which the programme is solved to this gap at once."""
@@ -71,7 +73,7 @@ def solve(
     if budget_bytes <= 0 or deadline_s <= 0:
         raise ArgumentError(f"a budget of {budget_bytes} bytes and {deadline_s} s to plan: both must be positive")
     trace.check()
-    started = time.monotonic()
+    started, started_cpu = time.monotonic(), time.thread_time()
     say = progress if progress is not None else _silence
     simulator = Simulator(Problem(trace, link, packings))
     plain = judged(simulator, simulator.problem.keep_all(), solver="keep all")
@@ -81,12 +83,14 @@ def solve(
         say("everything fits: nothing to recompute")
         return _plan(simulator, plain, plain, Bound(trace.step_s, impossible=False), budget_bytes, started)
     bound = lower_bound(simulator.problem, wanted_bytes, deadline=started + 0.2 * deadline_s)
-    hurry_until = started + _hurry_s(simulator.problem.n_ops, deadline_s)
+    slowness = _slowness(time.monotonic() - started, time.thread_time() - started_cpu)
+    hurry_until = started + slowness * _hurry_s(simulator.problem.n_ops, deadline_s)
     best: Candidate | None = None
     if bound.impossible:
         say("no schedule fits: looking for the smallest budget that works")
     else:
-        best = _search(simulator, wanted_bytes, bound, _patience_s(simulator.problem.n_ops, deadline_s), say)
+        patience_s = slowness * _patience_s(simulator.problem.n_ops, deadline_s)
+        best = _search(simulator, wanted_bytes, bound, min(deadline_s, patience_s), say)
     if best is None:
         # The alternative is an error: take the time that it takes to be sure.
         deadline = time.monotonic() + 1.5 * deadline_s
@@ -135,6 +139,11 @@ def _annealed(simulator: Simulator, best: Candidate, budget_bytes: int, bound: B
         return searches >= _LEAST_SEARCHES and gap <= searches * _GAP_A_SEARCH
 
     return anneal(simulator, best, budget_bytes, deadline=deadline, enough=enough)
+
+
+def _slowness(wall_s: float, cpu_s: float) -> float:
+    """How many times as long everything takes because others use the machine too: a worse plan costs every step."""
+    return min(_MOST_SLOWNESS, max(1.0, wall_s / max(cpu_s, 1e-9)))
 
 
 def _patience_s(n_ops: int, deadline_s: float) -> float:
