@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowtide.engine.eviction import POOL
+from lowtide.engine.room import POOL
 
 
 @pytest.fixture(autouse=True)

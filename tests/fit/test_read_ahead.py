@@ -178,7 +178,7 @@ def test_an_exception_in_backward_leaves_nothing(disk: DiskStore) -> None:
     with pytest.raises(RuntimeError, match="no"):
         gradients(model, x)
     model.fails_in_backward = False
-    assert disk.stats().prefetch_hits > 0
+    assert disk.stats().peak_ahead_bytes > 0
     assert_empty(disk)
     assert_same(gradients(model, x), expected(x))
     lowtide.unfit(model)
