@@ -58,12 +58,12 @@ def anneal(
     budget_bytes: int,
     *,
     deadline: float,
-    enough: Callable[[Candidate, int], bool] | None = None,
+    enough: Callable[[Candidate, int, float], bool] | None = None,
 ) -> Candidate:
     """The best plan that was found; `start` if that is none that fits, or fits and is faster than `start`.
 
-    `enough` is asked after each search from the beginning, with the best plan and how many there were; without it
-    there are as many as there is time for.
+    `enough` is asked before each search from the beginning, with the best plan, how many there were, and how many
+    seconds of a step the last search has gained; without it there are as many as there is time for.
     """
     n_ops = simulator.problem.n_ops
     moves = Moves(simulator.problem, budget_bytes, start.offload)
@@ -72,14 +72,17 @@ def anneal(
     judge = _Judge(simulator, budget_bytes, start)
     draw = random.Random(0)
     best, searches = start, 0
+    gained_s = math.inf  # by the last search
 
     def search(keep: Sequence[bool], again: Collection[int], manner: _Manner, trials: int, until: float) -> None:
-        nonlocal best
+        nonlocal best, gained_s
+        before = best
         decisions = Decisions(list(keep), [j in again for j in range(n_ops)])
         found = _search(judge, moves, decisions, manner, trials, draw, until)
         other = None if found is None else judge.candidate(found)
         if other is not None and (best.peak_bytes > budget_bytes or other.extra_s < best.extra_s):
             best = other
+        gained_s = before.extra_s - best.extra_s if before.peak_bytes <= budget_bytes else math.inf
 
     trials = _TRIALS_A_GROUP * len(moves.groups)
     plain = simulator.problem.keep_all()
@@ -91,15 +94,15 @@ def anneal(
     # From the plan there is first: where there are many ops, there is no time to begin anew.
     search(best.keep, best.again, _FROM_A_PLAN, 2 * trials, soon())
     search(best.keep, best.again, _FAR_FROM_IT, 2 * trials, 2 * soon() - time.monotonic())
+    search(best.keep, best.again, _NEAR_A_PLAN, 2 * trials, deadline)
     search_s = trials * _TRIAL * _timed(judge, Decisions(list(plain), [False] * n_ops))
-    while deadline - time.monotonic() > 3 * search_s:
+    while deadline - time.monotonic() > 3 * search_s and not (enough and enough(best, searches, gained_s)):
         began = time.monotonic()
         search(plain, (), _ANEW, trials * (1 + searches // _SEARCHES_ALIKE), deadline)
         search_s = time.monotonic() - began
         searches += 1
-        if enough is not None and enough(best, searches):
-            break
-    search(best.keep, best.again, _NEAR_A_PLAN, 2 * trials, deadline)
+    if searches:
+        search(best.keep, best.again, _NEAR_A_PLAN, 2 * trials, deadline)
     return best
 
 

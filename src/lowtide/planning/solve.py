@@ -40,6 +40,8 @@ _LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
 """How often that is begun anew, at least; and once for so much of a plain step above the bound."""
 _QUICK_OPS, _QUICK_S, _VERY_FAR = 300, 1.9, 0.1
 """Ops up to which planning takes no longer than that, unless what was found is so much above the bound."""
+_TOO_FAR, _LAST_SEARCH_S = 0.25, 0.5
+"""So far above it there is never a hurry; and how long before its end to stop."""
 _MOST_SLOWNESS = 4.0
 """As many times longer it takes on a busy machine, at the most."""
 _CAUTION = 200
@@ -105,7 +107,9 @@ def solve(
         deadline = min(deadline, hurry_until - proof_s)
     if _is_far(best, bound, trace, _FAR) and time.monotonic() < deadline:
         say("far above the bound: changing plans at random")
-        best = _annealed(simulator, best, max(wanted_bytes, best.peak_bytes), bound, deadline)
+        best = _annealed(
+            simulator, best, max(wanted_bytes, best.peak_bytes), bound, deadline, hurry_until=hurry_until - proof_s
+        )
     if _is_far(best, bound, trace, _WORTH_TIME):
         proof_s = max(proof_s, min(_PROOF_SHARE * deadline_s, hurry_until - time.monotonic()))
     bound = _proved(simulator, wanted_bytes, bound, best, proof_s, whole=True)
@@ -130,12 +134,20 @@ def _proved(
     return max(bound, proved, key=lambda one: one.step_s)
 
 
-def _annealed(simulator: Simulator, best: Candidate, budget_bytes: int, bound: Bound, deadline: float) -> Candidate:
-    """Plans changed at random: the further the best is above the bound, the more often it is tried."""
+def _annealed(
+    simulator: Simulator, best: Candidate, budget_bytes: int, bound: Bound, deadline: float, *, hurry_until: float
+) -> Candidate:
+    """Plans changed at random: the further the best is above the bound, the more often it is tried.
+
+    Where there is a hurry, only as long as that pays or there is much to gain.
+    """
     plain_s = simulator.problem.trace.step_s
 
-    def enough(found: Candidate, searches: int) -> bool:
+    def enough(found: Candidate, searches: int, gained_s: float) -> bool:
         gap = (found.simulation.step_s - bound.step_s) / plain_s
+        late = time.monotonic() > hurry_until - _LAST_SEARCH_S
+        if late and gap < _TOO_FAR and gained_s < _WORTH_TIME * plain_s:
+            return True
         return searches >= _LEAST_SEARCHES and gap <= searches * _GAP_A_SEARCH
 
     return anneal(simulator, best, budget_bytes, deadline=deadline, enough=enough)
