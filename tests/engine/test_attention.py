@@ -306,6 +306,43 @@ def test_a_step_that_is_not_the_one_learnt() -> None:
     lowtide.unfit(model)
 
 
+class Drawing(nn.Module):
+    """Products, until one of them is a dropout instead."""
+
+    draws = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in range(8):
+            x = torch.native_dropout(x, 0.5, True)[0] if self.draws and i == 4 else x @ self.weight
+            x = x.tanh().exp().sin()
+        return x
+
+
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_a_step_that_leaves_its_plan_by_drawing_where_something_was_kept(steps_before: int) -> None:
+    """That op ran as one to be kept, without a note of the generator's state, so that it cannot be made again."""
+    torch.manual_seed(0)
+    model, batch = Drawing(), (torch.randn(512, 64),)
+    trace = profile(model, batch, loss=mean_square)
+    plan = solve(trace, solve(trace, 2**60).predicted_peak_bytes * 2 // 3)
+    products = [j for j, name in enumerate(plan.op_names) if name == "aten.mm.default"]
+    assert plan.keep[products[4]]
+    model.draws = True
+    expected = run_step(model, batch)
+    model.draws = False
+    lowtide.fit(model, plan=plan)
+    for _ in range(steps_before):
+        run_step(model, batch)
+    model.draws = True
+    assert_equal(expected, run_step(model, batch))
+    assert lowtide.report().replayed_ops
+    lowtide.unfit(model)
+
+
 class Sine(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sin()

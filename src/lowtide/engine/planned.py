@@ -126,7 +126,14 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         number = self.tape.ops
         # What comes after all that was planned is kept, as it would be without a plan.
         if self.differs_at is None and number < len(self._names) and self._names[number] != facts.name:
+            decision = self._always
             self._leave_the_plan(number)
+            # This op has run by the plan: if that kept it, nobody has looked at what a replay would need (Rule 8).
+            from_now_on, self._always = self._always, decision
+            recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
+            self._always = from_now_on
+            self.resume(number + 1)
+            return recipe
         attention = self._attention if self._attention is not None and self._attention.may_sleep else None
         if attention is not None and number not in attention.noted:
             self.tape.ops = number + 1
