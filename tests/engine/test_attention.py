@@ -407,6 +407,30 @@ def test_a_mask_that_is_packed_lets_the_recorder_sleep() -> None:
     lowtide.unfit(model)
 
 
+def test_of_a_mask_that_is_packed_only_the_last_write_is_noted() -> None:
+    """Who made its memory does not matter, as its content is kept. Of one that is drawn again, each write does."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64))
+    batch = (torch.randn(256, 64),)
+    plain = run_step(model, batch)
+    trace = profile(model, batch, loss=mean_square)
+    plan = solve(trace, 2**60)
+    (mask,) = (j for j, name in enumerate(plan.op_names) if "div_" in name)
+    drawn = tuple(op.module != "1" or op.pinned is not None for op in trace.ops)
+    for following, noted in (
+        (replace(plan, offload=(mask,), written_by=(mask + 1,), compress=(mask,), packings=MASKS), {mask}),
+        (replace(plan, keep=drawn), {mask - 2, mask - 1, mask}),
+    ):
+        lowtide.fit(model, plan=following, budget=2**40)
+        for _ in range(4):
+            assert_equal(plain, run_step(model, batch))
+            assert lowtide.report().values_compressed == len(following.compress)
+        (kind,) = registry.state_of(model).kinds.values()
+        assert kind.learnt is not None
+        assert kind.learnt[1].noted & {mask - 2, mask - 1, mask} == noted
+        lowtide.unfit(model)
+
+
 def test_a_mask_that_is_drawn_again_lets_the_recorder_sleep() -> None:
     """What was written and is freed can be written by nobody: its version need not be known."""
     torch.manual_seed(0)
