@@ -306,6 +306,43 @@ def test_a_step_that_is_not_the_one_learnt() -> None:
     lowtide.unfit(model)
 
 
+class Drawing(nn.Module):
+    """Products, until one of them is a dropout instead."""
+
+    draws = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in range(8):
+            x = torch.native_dropout(x, 0.5, True)[0] if self.draws and i == 4 else x @ self.weight
+            x = x.tanh().exp().sin()
+        return x
+
+
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_a_step_that_leaves_its_plan_by_drawing_where_something_was_kept(steps_before: int) -> None:
+    """That op ran as one to be kept, without a note of the generator's state, so that it cannot be made again."""
+    torch.manual_seed(0)
+    model, batch = Drawing(), (torch.randn(512, 64),)
+    trace = profile(model, batch, loss=mean_square)
+    plan = solve(trace, solve(trace, 2**60).predicted_peak_bytes - 12 * batch[0].nbytes)
+    products = [j for j, name in enumerate(plan.op_names) if name == "aten.mm.default"]
+    assert plan.keep[products[4]]
+    model.draws = True
+    expected = run_step(model, batch)
+    model.draws = False
+    lowtide.fit(model, plan=plan)
+    for _ in range(steps_before):
+        run_step(model, batch)
+    model.draws = True
+    assert_equal(expected, run_step(model, batch))
+    assert lowtide.report().replayed_ops
+    lowtide.unfit(model)
+
+
 class Sine(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sin()
@@ -368,6 +405,30 @@ def test_a_mask_that_is_packed_lets_the_recorder_sleep() -> None:
         assert not model[2].watched
         assert lowtide.report().values_compressed == 1
     lowtide.unfit(model)
+
+
+def test_of_a_mask_that_is_packed_only_the_last_write_is_noted() -> None:
+    """Who made its memory does not matter, as its content is kept. Of one that is drawn again, each write does."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64))
+    batch = (torch.randn(256, 64),)
+    plain = run_step(model, batch)
+    trace = profile(model, batch, loss=mean_square)
+    plan = solve(trace, 2**60)
+    (mask,) = (j for j, name in enumerate(plan.op_names) if "div_" in name)
+    drawn = tuple(op.module != "1" or op.pinned is not None for op in trace.ops)
+    for following, noted in (
+        (replace(plan, offload=(mask,), written_by=(mask + 1,), compress=(mask,), packings=MASKS), {mask}),
+        (replace(plan, keep=drawn), {mask - 2, mask - 1, mask}),
+    ):
+        lowtide.fit(model, plan=following, budget=2**40)
+        for _ in range(4):
+            assert_equal(plain, run_step(model, batch))
+            assert lowtide.report().values_compressed == len(following.compress)
+        (kind,) = registry.state_of(model).kinds.values()
+        assert kind.learnt is not None
+        assert kind.learnt[1].noted & {mask - 2, mask - 1, mask} == noted
+        lowtide.unfit(model)
 
 
 def test_a_mask_that_is_drawn_again_lets_the_recorder_sleep() -> None:

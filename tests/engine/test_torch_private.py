@@ -305,3 +305,20 @@ def test_kernels_called_from_a_mode_count_what_they_write_as_often_as_without_on
         return [a._version, b._version]
 
     assert versions(Through()) == versions(contextlib.nullcontext())
+
+
+def test_settings_by_their_private_names() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        for deterministic, warn_only, precision in (
+            (True, True, "high"),
+            (True, False, "medium"),
+            (False, False, "highest"),
+        ):
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            torch.set_float32_matmul_precision(precision)
+            now = p.is_deterministic(), p.only_warns_if_not_deterministic(), p.matmul_precision()
+            assert now == (deterministic, warn_only, precision)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision(before)

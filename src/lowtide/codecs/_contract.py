@@ -102,8 +102,7 @@ class Codec(ABC):
         geometry = geometry_of(tensor)
         if geometry is None or not self.accepts(geometry.dtype):
             return None
-        with torch.no_grad():
-            packed = self._pack(row_of(tensor, geometry.count))
+        packed = self._pack(row_of(tensor, geometry.count))
         if packed is None:
             return None
         encoded = Encoded(self.name, packed.parts, packed.scalars, geometry)
@@ -114,9 +113,8 @@ class Codec(ABC):
         if encoded.codec != self.name:
             raise ArgumentError(f"this was encoded by {encoded.codec!r} and cannot be decoded by {self.name!r}")
         geometry = encoded.geometry
-        with torch.no_grad():
-            tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=geometry.device)
-            self._unpack(encoded, row_of(tensor, geometry.count))
+        tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=geometry.device)
+        self._unpack(encoded, row_of(tensor, geometry.count))
         return tensor
 
     def accepts(self, dtype: torch.dtype) -> bool:
@@ -148,20 +146,26 @@ def geometry_of(tensor: Tensor) -> Geometry | None:
         return None
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
         return None
+    count = tensor.numel()
+    if count == 0 or not (tensor.is_contiguous() or _is_dense(tensor)):
+        return None
+    return Geometry(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, count)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements, in some order, are one behind the other."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
             continue
         if stride != expected:
-            return None
+            return False
         expected *= size
-    if expected == 0:
-        return None
-    return Geometry(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, expected)
+    return True
 
 
 def row_of(tensor: Tensor, count: int) -> Tensor:
-    """The `count` elements of a dense tensor in the order of the memory, as a view."""
+    """The `count` elements of a dense tensor in the order of the memory, as a view that has no history."""
     if tensor.dim() == 1 and not tensor.requires_grad:
         return tensor
     return tensor.detach().as_strided((count,), (1,), tensor.storage_offset())

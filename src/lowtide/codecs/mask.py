@@ -6,6 +6,7 @@ it (it compares integers seven times as fast), elsewhere torch ops do; what come
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -34,14 +35,17 @@ class Mask(Codec):
 
     def _pack(self, row: Tensor) -> Packed | None:
         bits = as_bits(row)
-        on_cpu = bits.device.type == "cpu"
-        pack = _pack_elements if on_cpu else pack_by_ops
+        elements: Any = bits
+        pack: Callable[[Any, int, int], Tensor | None] = pack_by_ops
+        two_of: Callable[[Any], tuple[int, int]] = extremes
+        if bits.device.type == "cpu":
+            elements, pack, two_of = bits.numpy(), _pack_elements, _two_of
         # What the first have is mostly all there is: looking at everything would be one more pass over the memory.
-        low, high = extremes(bits[:_FIRST])
-        packed = pack(bits, low, high)
-        if packed is None and pack(bits[:_FIRST], low, high) is not None and (two := extremes(bits)) != (low, high):
+        low, high = two_of(elements[:_FIRST])
+        packed = pack(elements, low, high)
+        if packed is None and pack(elements[:_FIRST], low, high) is not None and (two := extremes(bits)) != (low, high):
             low, high = two
-            packed = pack(bits, low, high)
+            packed = pack(elements, low, high)
         return None if packed is None else Packed((packed,), (low, low ^ high))
 
     def _unpack(self, encoded: Encoded, row: Tensor) -> None:
@@ -54,9 +58,15 @@ class Mask(Codec):
             unpack_by_ops(packed, low, difference, bits)
 
 
-def _pack_elements(bits: Tensor, low: int, high: int) -> Tensor | None:
+def _two_of(elements: Elements) -> tuple[int, int]:
+    """The least and the largest of elements that are no more than two different ones; of others, any two."""
+    first = elements[0]
+    other = elements[(elements != first).argmax()]  # the first itself, if there is no other
+    return (int(first), int(other)) if first < other else (int(other), int(first))
+
+
+def _pack_elements(elements: Elements, low: int, high: int) -> Tensor | None:
     """A bit for each element, which says whether it is the one or the other; None if any is neither."""
-    elements = bits.numpy()
     packed = np.empty(packed_length(len(elements)), dtype=np.uint8)
     for piece in pieces(len(elements)):
         part = elements[piece]

@@ -110,8 +110,12 @@ class Learner(Stretches):
         if facts.simple and not facts.views:
             self._uneven.add(self.at)
 
-    def made(self, fresh: Sequence[int], written: Sequence[int], *, matters: bool, simple: bool) -> None:
-        """An op has made and written the storages with these keys; if that matters, then also what was there before.
+    def must_note(self, number: int) -> None:
+        """What this op has made matters, but not what was in that memory before."""
+        self._noted.add(number)
+
+    def made(self, fresh: Sequence[int], written: Sequence[int], *, whole: bool, simple: bool) -> None:
+        """An op has made and written the storages with these keys; `whole`: that matters, and all that was there.
 
         `simple`: it is one that plans know, and can do nothing but make something.
         """
@@ -121,7 +125,7 @@ class Learner(Stretches):
         if simple:
             self._simple.add(number)
         self._overwrites.append([self._maker[key] for key in written if key in self._maker])
-        if matters:
+        if whole:
             pending = [number]
             while pending:  # whose memory it is has to be known from the beginning
                 self._noted.update(pending)

@@ -58,11 +58,12 @@ class Compressing:
 def pack(value: Value, tensor: Tensor, codecs: Sequence[str]) -> None:
     """Hold a value, of which `tensor` is a view, only by the first of these codecs that can, unless none can."""
     row = flat(tensor)
-    encoded = next((held for codec in codecs if (held := CODECS[codec].encode(row)) is not None), None)
-    if encoded is None:
-        value.hold(tensor, tensor.untyped_storage())
-    else:
-        seat_of(value).encoded = encoded
+    for codec in codecs:
+        encoded = CODECS[codec].encode(row)
+        if encoded is not None:
+            seat_of(value).encoded = encoded
+            return
+    value.hold(tensor, tensor.untyped_storage())
 
 
 def unpack(value: Value) -> None:

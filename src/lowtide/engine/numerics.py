@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from .torch_private import is_deterministic, matmul_precision, only_warns_if_not_deterministic
+
 
 class Settings(NamedTuple):
     """What forward ran under."""
@@ -24,9 +26,9 @@ def current() -> Settings:
     return Settings(
         torch.get_default_dtype(),
         torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.get_float32_matmul_precision(),
+        is_deterministic(),
+        only_warns_if_not_deterministic(),
+        matmul_precision(),
     )
 
 

@@ -62,10 +62,17 @@ class Targets:
 
 
 def prepare(
-    table: StorageTable, tape: Tape, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
+    table: StorageTable,
+    tape: Tape,
+    facts: OpFacts,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    kept: bool,
 ) -> tuple[Written, ...]:
-    """Called before an op writes: rescue what recipes still need, and say how a replay would write."""
-    writes = tuple(_prepare_one(t, table, tape, facts, args, kwargs) for t in written_by(facts, args, kwargs))
+    """Called before an op writes: rescue what recipes still need, and say how a replay would write, unless what it
+    makes is kept anyway."""
+    writes = tuple(_prepare_one(t, table, tape, facts, args, kwargs, kept) for t in written_by(facts, args, kwargs))
     if len(writes) > 1 and len({storage_key(w.storage) for w in writes}) < len(writes):
         for w in writes:  # two arguments write one storage: too odd to be worth a recipe
             w.target = w.replaced = None
@@ -73,7 +80,13 @@ def prepare(
 
 
 def _prepare_one(
-    tensor: Tensor, table: StorageTable, tape: Tape, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
+    tensor: Tensor,
+    table: StorageTable,
+    tape: Tape,
+    facts: OpFacts,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    kept: bool,
 ) -> Written:
     storage = tensor.untyped_storage()
     entry = table.get(storage_key(storage))
@@ -81,6 +94,8 @@ def _prepare_one(
     alone = value is None or value.claims == 0
     inside = value is not None and value.origin is not None
     rescue(value, tape)
+    if kept:
+        return Written(tensor, None, None, alone, inside)
     if facts.statistics:
         return Written(tensor, Scratch(tensor), None, alone, inside)
     if facts.overwrites and covers(tensor, storage) and not _reads(storage, facts, args, kwargs):

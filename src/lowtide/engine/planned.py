@@ -73,23 +73,21 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         self._ferry = _ferry_of(plan, room, gauge)
         tape.ferry = self._ferry
         self._times = False
-        self._follow(0)
+        self.resume(0)
         self._learner = whereabouts if isinstance(whereabouts, Learner) else None
-        self._elsewhere = {*plan.offload, *(due - 1 for due in plan.departures.values())}
+        self._away = frozenset(plan.offload)
+        self._due = frozenset(due - 1 for due in plan.departures.values())
         self._attention = whereabouts if isinstance(whereabouts, Attention) else None
         self._counted_only: frozenset[int] = frozenset()
         if self._attention is not None:
             self._attention.serve(self)
+            self._doubts = True
             self._counted_only = self._attention.counted
 
     @property
     def watches_backward(self) -> bool:  # type: ignore[override]
         """Only what makes or measures room has to stay in backward."""
         return self.differs_at is not None
-
-    def _follow(self, number: int) -> None:
-        # Asked for before the op runs too, so it is set one op ahead; beyond the plan there is nothing to keep for.
-        self._always = self._decisions[number] if number < len(self._decisions) else Decision.KEEP
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -126,20 +124,33 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         number = self.tape.ops
         # What comes after all that was planned is kept, as it would be without a plan.
         if self.differs_at is None and number < len(self._names) and self._names[number] != facts.name:
+            decision = self._always
             self._leave_the_plan(number)
+            # This op has run by the plan: if that kept it, nobody has looked at what a replay would need (Rule 8).
+            from_now_on, self._always = self._always, decision
+            recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
+            self._always = from_now_on
+            self.resume(number + 1)
+            return recipe
         attention = self._attention if self._attention is not None and self._attention.may_sleep else None
         if attention is not None and number not in attention.noted:
             self.tape.ops = number + 1
             self.resume(number + 1)
             return None
         overwrites = self._learner is not None and any(self._wants(w) for w in writes)
+        away = number in self._away
+        if attention is not None and away and not fresh:
+            for written in writes:
+                written.inside = True  # who made that memory was not noted: its content waits elsewhere, whoever did
         recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
         self.resume(number + 1)
         if self._learner is not None:
-            matters = recipe is not None or overwrites or facts.region or facts.regathers or number in self._elsewhere
-            written = [storage_key(w.storage) for w in writes]
+            whole = recipe is not None or overwrites or facts.region or facts.regathers or (away and bool(fresh))
+            keys = [storage_key(w.storage) for w in writes]
             simple = facts.simple and number < len(self._names)
-            self._learner.made([key for _, _, _, key in fresh], written, matters=matters, simple=simple)
+            self._learner.made([key for _, _, _, key in fresh], keys, whole=whole, simple=simple)
+            if away or number in self._due:
+                self._learner.must_note(number)
         if attention is not None:
             self._note_versions(attention, fresh, writes)
         return recipe
@@ -170,8 +181,9 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
     def resume(self, number: int) -> None:
         """The next op that it sees has this number."""
         if self.differs_at is None:
-            self._follow(number)
-        if self._ferry is not None:
+            # Asked for before the op runs too, so it is set one op ahead; beyond the plan there is nothing to keep for.
+            self._always = self._decisions[number] if number < len(self._decisions) else Decision.KEEP
+        if self._ferry is not None and self._ferry.store is not None:
             self._ferry.made(number - 1)
 
     def lost(self) -> None:
@@ -195,19 +207,9 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             if entry is not None and entry.strong is not None:
                 attention.rewritten(entry, entry.strong, w.tensor)
 
-    def _known(self, tensor: Tensor) -> tuple[torch.UntypedStorage | None, Value | None]:
-        """The storage behind a tensor, and its value, unless that was overwritten unseen."""
-        storage, value = super()._known(tensor)
-        if (
-            self._attention is not None
-            and value is not None
-            and value.tensor is None
-            and value.version not in (UNWATCHED, version_if_counted(tensor))
-        ):
-            assert storage is not None
-            del self.table[storage_key(storage)]
-            return storage, None
-        return storage, value
+    def _changed_unseen(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+        """Whether it was overwritten while nobody looked: it is known only at the version that it was noted with."""
+        return value.tensor is None and value.version not in (UNWATCHED, version_if_counted(tensor))
 
     def _forget(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._learner is not None:

@@ -51,6 +51,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         self.table = StorageTable()
         self.where = whereabouts
         self.verifier = Verifier(tape) if verify else None
+        self._doubts = verify
         self.use(policy)
 
     def use(self, policy: Policy) -> None:
@@ -93,7 +94,8 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
             if facts.writes_now(args):
                 if any(self._storage(t) is None for t in overwriting.written_by(facts, args, kwargs)):
                     return facts.call(*args, **kwargs)
-                writes = overwriting.prepare(self.table, self.tape, facts, args, kwargs)
+                kept = self._always is KEEP
+                writes = overwriting.prepare(self.table, self.tape, facts, args, kwargs, kept=kept)
                 if self.verifier is not None:
                     self.verifier.before_write(writes)
         cost_us = 0.0
@@ -355,10 +357,14 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if entry is None:
             return storage, None
         value = entry.strong or entry.value()
-        if self.verifier is not None and value is not None and self.verifier.changed_unseen(value, storage):
+        if self._doubts and value is not None and self._changed_unseen(value, tensor, storage):
             del self.table[entry.key]  # Rule 9: somebody else wrote it, so it is a source now
             return storage, None
         return storage, value
+
+    def _changed_unseen(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+        """Whether what the memory contains is not this value any more; asked only if it `_doubts` that."""
+        return self.verifier is not None and self.verifier.changed_unseen(value, storage)
 
     def _keep(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
         """Hold a value from now on, whatever was decided when it was made."""

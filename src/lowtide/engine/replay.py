@@ -7,6 +7,7 @@ is forgotten at once, and with it every input that nobody else wants (Rule 4).
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import torch
 from .._errors import ReplayMismatchError, StaleSourceError
 from . import numerics, randomness
 from .tape import Tape
-from .torch_private import below_autograd
+from .torch_private import below_autograd, set_grad_enabled
 from .values import Recipe, Ref, Scratch, Tensor, Value, Write, view_of
 
 if TYPE_CHECKING:
@@ -38,17 +39,18 @@ class Handle:
         with tape.lock:
             if tape.room is not None:
                 return self._within(tape.room)
-            if value.tensor is None:
+            tensor = value.tensor
+            if tensor is None:
                 with below_autograd():
                     make(value, tape)
-            elif value.version >= 0 and (why := value.changed()):
+                    assert value.tensor is not None
+                    return ref.over(value.tensor)
+            if value.version >= 0 and (why := value.changed()):
                 raise _stale(value, why, "it was saved for backward", tape)
-            tensor = value.tensor
-            assert tensor is not None
             if ref.is_all_of(tensor):
                 return tensor
             with below_autograd():
-                return ref.over(tensor)
+                return ref.laid_over(tensor)
 
     def _within(self, room: Room) -> Tensor:
         """The same under a budget."""
@@ -92,23 +94,17 @@ class TransientHandle(Handle):
 
 def make(wanted: Value, tape: Tape) -> None:
     """Give `wanted` its tensor, replaying whatever is missing on the way to it."""
+    run = _make_for_good if tape.room is None and not tape.again else _make_for_now
     now = numerics.current()
     grad_enabled = torch.is_grad_enabled()
     try:
         if now == tape.settings:
-            _make(wanted, tape)
+            run(wanted, tape)
         else:
             with numerics.restored(tape.settings, now):
-                _make(wanted, tape)
+                run(wanted, tape)
     finally:
-        torch._C._set_grad_enabled(grad_enabled)
-
-
-def _make(wanted: Value, tape: Tape) -> None:
-    if tape.room is None and not tape.again:
-        _make_for_good(wanted, tape)
-    else:
-        _make_for_now(wanted, tape)
+        set_grad_enabled(grad_enabled)
 
 
 def _make_for_good(wanted: Value, tape: Tape) -> None:
@@ -208,7 +204,7 @@ def _run(recipe: Recipe, tape: Tape) -> None:
     """Run one op again, all of whose inputs are there, and give its values their tensors."""
     tape.replayed_ops += 1
     # Kernels may look at this (an LSTM makes its workspace only then), though no graph is built here.
-    torch._C._set_grad_enabled(recipe.grad_enabled)
+    set_grad_enabled(recipe.grad_enabled)
     if recipe.writes:
         out = _run_in_place(recipe, tape)
     else:
@@ -241,15 +237,14 @@ def _run_in_place(recipe: Recipe, tape: Tape) -> Any:
 
 
 def _call(recipe: Recipe, args: list[Any], private: dict[int, Tensor] | None, tape: Tape) -> Any:
-    kwargs = recipe.kwargs
-    if kwargs is None:
-        kwargs = {}
-    else:
-        kwargs = dict(zip(kwargs, _arguments(kwargs.values(), recipe, tape, private), strict=True))
-    if recipe.draw is None:
-        return recipe.origin.facts.call(*args, **kwargs)
-    with randomness.replaying(recipe.draw):
-        return recipe.origin.facts.call(*args, **kwargs)
+    call, kwargs = recipe.origin.facts.call, recipe.kwargs
+    if recipe.draw is None and kwargs is None:  # nearly always
+        return call(*args)
+    named = {}
+    if kwargs is not None:
+        named = dict(zip(kwargs, _arguments(kwargs.values(), recipe, tape, private), strict=True))
+    with contextlib.nullcontext() if recipe.draw is None else randomness.replaying(recipe.draw):
+        return call(*args, **named)
 
 
 def _arguments(noted: Any, recipe: Recipe, tape: Tape, private: dict[int, Tensor] | None) -> list[Any]:

@@ -22,7 +22,19 @@ version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """The id of the backward pass that this thread is inside of, or -1."""
 
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+"""Whether autograd records, in this thread from now on: a setting, without the object that its public name makes."""
+
+is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+only_warns_if_not_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms_warn_only
+matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
+"""Settings of torch, each a Python frame less than by its public name: every replay asks for them."""
+
 _ADINPLACE = torch._C.DispatchKey.ADInplaceOrView
+_is_excluded, _set_excluded = (
+    torch._C._dispatch_tls_is_dispatch_key_excluded,
+    torch._C._dispatch_tls_set_dispatch_key_excluded,
+)
 _ABOVE_KERNELS = torch._C._dispatch_keyset_full() - torch._C._dispatch_keyset_full_after(_ADINPLACE)
 
 
@@ -34,8 +46,13 @@ def watched_alias(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.is_leaf:
         return tensor  # it has no history
-    with torch._C._SetExcludeDispatchKeyGuard(_ADINPLACE, False):
+    if not _is_excluded(_ADINPLACE):
         return watched_alias_above_kernels(tensor)
+    _set_excluded(_ADINPLACE, False)  # half of the time that a guard takes
+    try:
+        return watched_alias_above_kernels(tensor)
+    finally:
+        _set_excluded(_ADINPLACE, True)
 
 
 def watched_alias_above_kernels(tensor: torch.Tensor) -> torch.Tensor:

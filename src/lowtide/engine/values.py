@@ -155,8 +155,10 @@ class Ref:
 
     def over(self, base: Tensor) -> Tensor:
         """This view over the memory of `base`, which has the value's content. To be called below autograd."""
-        if self.is_all_of(base):
-            return base
+        return base if self.is_all_of(base) else self.laid_over(base)
+
+    def laid_over(self, base: Tensor) -> Tensor:
+        """`over`, where it is not all of `base`."""
         if base.dtype is self.dtype and not (base.is_neg() or base.is_conj() or base.is_quantized):
             try:  # six times as fast as a new tensor
                 tensor = base.as_strided(self.size, self.stride, self.offset)
