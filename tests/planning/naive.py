@@ -123,8 +123,8 @@ class Naive:
                 self.given.add(ask.value)
                 if ask.value not in self.resident:
                     self.resolve(ask.value)
-            self.peak = max(self.peak, self.live())
-            peaks.append(ask.other_bytes + self.peak)
+            while_answering = self.peak + ask.other_bytes - ask.rise_bytes
+            peaks.append(max(while_answering, self.live() + ask.other_bytes))
             if k + 1 == len(asks) or asks[k + 1].node != ask.node:
                 later = {a.value for a in asks[k + 1 :]}
                 gone = {a.value for a in asks if a.node == ask.node} - later
@@ -238,7 +238,11 @@ class Naive:
         record = self.trace.ops[op]
         assert op in self.open_recipes
         read = sum(value.nbytes for v in record.inputs if (value := self.trace.values[v]).op is not None)
-        took = record.time_s + self.trace.replay_s + self.trace.cold_s_per_byte * read
+        took = (
+            (record.time_s if record.again_s is None else record.again_s)
+            + self.trace.replay_s
+            + self.trace.cold_s_per_byte * read
+        )
         self.seconds += took
         self.now += took
         self.replays += 1

@@ -8,6 +8,12 @@ from lowtide.trace import TRACE_VERSION, Ask, Charge, Op, Trace, Value, Write
 
 
 @st.composite
+def asks_for(draw, value: int, node: int, most_other: int) -> Ask:
+    other = draw(st.integers(0, most_other))
+    return Ask(value, node, other, 1.0, rise_bytes=draw(st.integers(0, other)))
+
+
+@st.composite
 def overheads(draw, n: int) -> dict[str, object]:
     """What following a plan for n ops takes besides the ops; now and then nothing."""
     some = st.sampled_from((0.0, 0.5, 3.0))
@@ -76,7 +82,7 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
         rest = [v for v in reversed(saved) if draw(st.integers(0, 9))]  # now and then one is never asked
         groups += [[v] for v in rest]
         for node, group in enumerate(groups):
-            asks += [Ask(v, node, draw(st.integers(0, 6)), 1.0) for v in group]
+            asks += [draw(asks_for(v, node, 6)) for v in group]
     for v in made:
         last = max([values[v]["op"], *read_by.get(v, [])])
         values[v]["dies"] = n if draw(st.integers(0, 5)) == 0 else draw(st.integers(last, n - 1))
@@ -94,6 +100,7 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
                 outputs=tuple(op["outputs"]),
                 pinned="it draws" if pins and draw(st.integers(0, 6)) == 0 else None,
                 other_bytes=draw(st.integers(0, 6)),
+                again_s=draw(st.none() | st.just(0.5)),
                 writes=tuple(
                     Write(old, new, alone=old not in saved and read_by[old] == [j] and draw(st.booleans()))
                     for old, new in op["writes"]
@@ -327,7 +334,7 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
             values.append({"nbytes": draw(st.integers(1, 9)), "op": j, "storage": len(values)})
         ops.append({"inputs": inputs, "outputs": outputs})
         nodes.append(draw(st.lists(st.sampled_from([*inputs, *outputs]), max_size=2, unique=True)))
-    asks = [Ask(v, node, draw(st.integers(0, 9)), 1.0) for node, asked in enumerate(reversed(nodes)) for v in asked]
+    asks = [draw(asks_for(v, node, 9)) for node, asked in enumerate(reversed(nodes)) for v in asked]
     for j, op in enumerate(ops):
         for v in (*op["inputs"], *op["outputs"]):
             values[v]["dies"] = j

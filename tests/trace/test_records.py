@@ -109,6 +109,8 @@ def test_contradictions_are_named(trace):
     assert "not an input" in broken(trace, ops=(ops[0], replace(ops[1], writes=(Write(3, 2, True),)), ops[2]))
     assert "takes nan s" in broken(trace, ops=(replace(ops[0], time_s=float("nan")), *ops[1:]))
     assert "takes -1.0 s when it is made again" in broken(trace, ops=(replace(ops[0], again_s=-1.0), *ops[1:]))
+    asks = trace.asks
+    assert "-3 bytes come once ask 0 is answered" in broken(trace, asks=(replace(asks[0], rise_bytes=-3), *asks[1:]))
     assert "a step takes" in broken(trace, step_s=float("inf"))
     assert "charge 0 is -1.0 s" in broken(trace, charges=(Charge((0,), -1.0),))
     assert "charge 0 is for op 3 of 3" in broken(trace, charges=(Charge((3,), 1.0),))

@@ -66,6 +66,7 @@ class Profile:
         self.saved: dict[int, None] = {}
         self.asks: list[tuple[int, int]] = []  # value, node
         self.ask_others: list[int] = []
+        self.ask_others_at_first: list[int] = []
         self.ask_times: list[tuple[float, float]] = []  # asked, answered
         self.own_bytes = 0
         self._ids: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
@@ -162,6 +163,7 @@ class Profile:
         """Backward has asked for a value, and has it now."""
         self.asks.append((self._id_of(value), running_node_number()))
         self.ask_others.append(0)
+        self.ask_others_at_first.append(live_bytes - self.own_bytes)
         self.watching_s.append(0.0)
         self.ask_times.append((since, time.perf_counter()))
         self.moment(live_bytes)
@@ -188,7 +190,8 @@ class Profile:
                 previous, number = node, number + 1
             until = self.ask_times[k + 1][0] if k + 1 < len(self.asks) else self._ended
             time_s = max(0.0, until - self.ask_times[k][1] - self.watching_s[k])
-            asks.append(records.Ask(value, number, self.ask_others[k], time_s))
+            rise_bytes = max(0, self.ask_others[k] - max(0, self.ask_others_at_first[k]))
+            asks.append(records.Ask(value, number, self.ask_others[k], time_s, rise_bytes))
         times_s = self._usual([op.time_s for op in self.ops])
         agains_s = self._usual([op.again_s for op in self.ops])
         ops = tuple(

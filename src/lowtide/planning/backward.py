@@ -6,6 +6,7 @@ wants; reads back what is in the store, also ahead of its ask; and lets go of wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -75,7 +76,7 @@ class Backward:
         self._leaves_after: dict[int, list[int]] = {}  # by ask: natural values that go after it
         self._stays_until: dict[int, int] = {}  # resident values that are alive until that ask anyway
         self._ask = 0
-        self._noted_bytes = -1
+        self._noted_bytes = -math.inf
         # Handles and recipes not yet run that want a value.
         self._wants = [1 if saved else 0 for saved in problem.saved]
         self._recipe = [False] * n
@@ -116,18 +117,21 @@ class Backward:
         self.begun_bytes = self._live - before
 
     def answer(self, k: int) -> int:
-        """Answer ask k; the most bytes of ours alive at any moment of it."""
+        """Answer ask k; the most bytes of ours alive beside the most of others, which come when it is answered."""
         problem = self.problem
         self._ask = k
         most = self._live
         self._saw(most)
         if self.watching:
-            self._note()
+            self._note(-problem.rise_bytes[k])
         v = problem.ask_value[k]
         if problem.maker[v] >= 0:
             self._answered[v] = True
             if not self._resident[v]:
                 most = max(most, self._make(v))
+        most = max(most - problem.rise_bytes[k], self._live)
+        if self.watching:
+            self._note()
         if self.watcher is not None:
             self.watcher.moment(k, None, 0)
         for gone in problem.freed_after[k]:
@@ -188,7 +192,7 @@ class Backward:
         self._resident[v] = True
         self._live += nbytes
         if self.watching:
-            self._note(work)
+            self._note(work - self.problem.rise_bytes[self._ask])
         if self.watcher is not None:
             self.watcher.change(v, 1, 0)
             self.watcher.unpacks(self._ask, v, seconds, work)
@@ -209,7 +213,7 @@ class Backward:
                 self.watcher.change(v, 1, 0)
         self._read_ahead(self.problem.maker[v])
         if self.watching:
-            self._note()
+            self._note(-self.problem.rise_bytes[self._ask])
         self._most_bytes = 0
         self._saw(self._live)
         return self._live
@@ -277,7 +281,7 @@ class Backward:
             resident[v] = True
             self._live += problem.nbytes[v]
         if self.watching:
-            self._note(scratch)
+            self._note(scratch - problem.rise_bytes[self._ask])
         if self.watcher is not None:
             for v in made:
                 self.watcher.change(v, 1, 0)
@@ -345,8 +349,8 @@ class Backward:
         self._natural[v] = True
         self._leaves_after.setdefault(self.problem.natural_last_ask[v], []).append(v)
 
-    def _note(self, scratch: int = 0) -> None:
-        if self._live + scratch > self._noted_bytes:
-            self._noted_bytes = self._live + scratch
+    def _note(self, beside_bytes: int = 0) -> None:
+        if self._live + beside_bytes > self._noted_bytes:
+            self._noted_bytes = self._live + beside_bytes
             here = range(self.problem.n_values)
             self.seen = [v for v in here if self._resident[v] or self._natural[v] or self._reading.is_begun(v)]

@@ -210,7 +210,10 @@ class Formulation:
         if place.phase == "forward":
             terms, fixed = self._forward_terms(place.index)
         else:
-            terms, fixed = self._ask_terms(rows, place.index, safe, reach, new)
+            terms, inside, fixed = self._ask_terms(rows, place.index, reach, new)
+            if safe:  # what is alive inside the resolve is there before the node makes anything
+                rise = self.problem.rise_bytes[place.index]
+                rows.add(_sum([*terms.items(), *inside]), -np.inf, (budget - fixed + rise) / self.byte_unit)
         rows.add(terms, -np.inf, (budget - fixed) / self.byte_unit)
 
     def held_terms(self, place: Place) -> tuple[dict[int, float], float]:
@@ -290,11 +293,15 @@ class Formulation:
         return self._summed(alive), float(self.problem.trace.ops[j].other_bytes + self._natural_forward[j])
 
     def _ask_terms(
-        self, rows: Rows, k: int, safe: bool, reach: int, new: Callable[[], int]
-    ) -> tuple[dict[int, float], float]:
-        """The bytes at ask k, with new variables for ops that may have been replayed before they are asked."""
+        self, rows: Rows, k: int, reach: int, new: Callable[[], int]
+    ) -> tuple[dict[int, float], list[tuple[int, float]], float]:
+        """The bytes at ask k, those that are there only while it is answered, and those of no decision.
+
+        With new variables for ops that may have been replayed before they are asked.
+        """
         problem = self.problem
         terms, fixed = self.held_terms(Place("ask", k))
+        inside: list[tuple[int, float]] = []
         early: dict[int, int] = {}
         back: dict[int, int] = {}  # by value: the variable "it has been read from the store for a replay"
 
@@ -303,6 +310,14 @@ class Formulation:
             if self._asked_by(op, k):
                 return self.r(op)
             return early.get(op, -1)
+
+        def count_if_wanted(variable: int, v: int) -> None:
+            """What a variable stands for has v in memory at ask k, if anybody wants it then."""
+            wanted, units = self.last_wanted[v], problem.nbytes[v] / self.byte_unit
+            if wanted > k or (wanted == k and problem.saved[v]):
+                terms[variable] = terms.get(variable, 0.0) + units
+            elif wanted == k:
+                inside.append((variable, units))
 
         for w in range(problem.n_ops - 1, -1, -1):
             if not self.relevant[w] or problem.pinned[w]:
@@ -323,21 +338,15 @@ class Formulation:
                 there = [(c, 1.0) for c in self.there(op)]
                 rows.add(_sum([(early[op], 1.0), (variable, -1.0), *there]), 0.0, np.inf)
             for v in problem.outputs[w]:
-                self._count_if_wanted(terms, variable, v, k, safe)
+                count_if_wanted(variable, v)
         for v, variable in back.items():
-            self._count_if_wanted(terms, variable, v, k, safe)
+            count_if_wanted(variable, v)
         for j in range(problem.n_ops):
             if self.relevant[j] and problem.offloadable[j]:
                 for v in problem.outputs[j]:
                     if problem.first_ask[v] <= k:
-                        self._count_if_wanted(terms, self.o(j), v, k, safe)
-        return terms, fixed
-
-    def _count_if_wanted(self, terms: dict[int, float], variable: int, v: int, k: int, safe: bool) -> None:
-        """What a variable stands for has v in memory at ask k, if anybody wants it then."""
-        wanted = self.last_wanted[v]
-        if wanted > k or (wanted == k and (safe or self.problem.saved[v])):
-            terms[variable] = terms.get(variable, 0.0) + self.problem.nbytes[v] / self.byte_unit
+                        count_if_wanted(self.o(j), v)
+        return terms, inside, fixed
 
     def _asked_by(self, op: int, k: int) -> bool:
         return any(self.problem.first_ask[v] <= k for v in self.problem.outputs[op])

@@ -152,6 +152,8 @@ class Problem:
     def _settle_asks(self) -> None:
         asks = self.trace.asks
         self.ask_value = [ask.value for ask in asks]
+        self.rise_bytes = [ask.rise_bytes for ask in asks]
+        """By ask: what backward takes once it is answered, so not while something is replayed for it."""
         self.node_ends = [k + 1 == len(asks) or asks[k + 1].node != ask.node for k, ask in enumerate(asks)]
         self.first_ask = [self.n_asks] * self.n_values
         self.handle_end = [self.n_asks] * self.n_values

@@ -49,7 +49,13 @@ class Trials:
                 self._change[min(problem.natural_end[v], n) + 1] -= problem.nbytes[v]
         self._forward_other = [op.other_bytes for op in problem.trace.ops]
         self._asks = [
-            (k, ask.value if problem.maker[ask.value] >= 0 else -1, problem.freed_after[k], ask.other_bytes)
+            (
+                k,
+                ask.value if problem.maker[ask.value] >= 0 else -1,
+                problem.freed_after[k],
+                ask.other_bytes,
+                ask.rise_bytes,
+            )
             for k, ask in enumerate(problem.trace.asks)
         ]
         self._plain = [len(outputs) == 1 and not problem.writes[j] for j, outputs in enumerate(problem.outputs)]
@@ -153,7 +159,7 @@ class Trials:
                     return False
             return True
 
-        for k, asked, freed, other in self._asks:
+        for k, asked, freed, other, rise in self._asks:
             most = live
             pending = []
             if asked >= 0:
@@ -213,7 +219,7 @@ class Trials:
                     if again[maker[u]] and not answered[u]:
                         drop(u)
                 pending.pop()
-            most += other
+            most = max(most - rise, live) + other
             if most > peak:
                 peak = most
             if most > budget_bytes:

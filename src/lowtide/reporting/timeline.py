@@ -247,7 +247,8 @@ class _Census:
 
 def _other_bytes(trace: Trace, moment: Moment) -> int:
     if moment.ask is not None:
-        return trace.asks[moment.ask].other_bytes
+        ask = trace.asks[moment.ask]
+        return ask.other_bytes - (ask.rise_bytes if moment.phase != BACKWARD else 0)
     assert moment.op is not None  # forward
     return trace.ops[moment.op].other_bytes
 

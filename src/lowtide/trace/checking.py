@@ -88,6 +88,8 @@ def _check_asks(trace: Trace) -> None:
             _refuse(f"ask {k} is for value {ask.value}, which was not saved")
         if not _is_time(ask.time_s):
             _refuse(f"ask {k} takes {ask.time_s} s")
+        if ask.rise_bytes < 0:
+            _refuse(f"{ask.rise_bytes} bytes come once ask {k} is answered")
         if ask.node != node:
             if ask.node in closed:
                 _refuse(f"the asks of node {ask.node} do not follow each other (ask {k})")

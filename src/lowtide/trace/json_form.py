@@ -52,7 +52,7 @@ def trace_to_json(trace: Trace) -> str:
         "ops": ops,
         "values": values,
         "saved": trace.saved,
-        "asks": [[a.value, a.node, a.other_bytes, a.time_s] for a in trace.asks],
+        "asks": [[a.value, a.node, a.other_bytes, a.time_s, a.rise_bytes] for a in trace.asks],
         "charges": [[c.ops, c.time_s, c.after] for c in trace.charges],
     }
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
@@ -116,8 +116,8 @@ def _build(document: dict[str, Any]) -> Trace:
         for nbytes, op, storage, dies, freed, dtype, binary in _list(document["values"])
     ]
     asks = [
-        Ask(_int(value), _int(node), _int(other), _seconds(time_s))
-        for value, node, other, time_s in _list(document["asks"])
+        Ask(_int(value), _int(node), _int(other), _seconds(time_s), _int(rise))
+        for value, node, other, time_s, rise in _list(document["asks"])
     ]
     return Trace(
         version=_int(document["version"]),

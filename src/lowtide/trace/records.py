@@ -81,6 +81,8 @@ class Ask:
     """The most live bytes, from this ask to the next, that are of no value of this trace."""
     time_s: float = 0.0
     """Backward's own time from this ask to the next."""
+    rise_bytes: int = 0
+    """Of `other_bytes`: what comes only once the ask has been answered, as what the node makes."""
 
 
 @dataclass(frozen=True)
