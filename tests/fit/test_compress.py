@@ -193,7 +193,8 @@ def test_a_lossy_codec_that_is_named(name: str, quick: None) -> None:
     assert report.plan.compress
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes is not None
-    assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.03 * report.measured_peak_bytes
+    # What a node lets go of before its successors take the most is counted beside that: never too little, here more.
+    assert 0.995 * report.measured_peak_bytes <= report.predicted_peak_bytes <= 1.08 * report.measured_peak_bytes
     lowtide.unfit(model)
 
 

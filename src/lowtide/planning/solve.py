@@ -38,7 +38,7 @@ _FAR, _ANNEALING_SHARE = 0.03, 0.3
 """The same for changing plans at random, and the share of the time that this may take."""
 _LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
 """How often that is begun anew, at least; and once for so much of a plain step above the bound."""
-_QUICK_OPS, _QUICK_S, _VERY_FAR = 300, 1.9, 0.1
+_QUICK_OPS, _QUICK_S, _VERY_FAR = 300, 1.8, 0.1
 """Ops up to which planning takes no longer than that, unless what was found is so much above the bound."""
 _TOO_FAR, _LAST_SEARCH_S = 0.25, 0.5
 """So far above it there is never a hurry; and how long before its end to stop."""
