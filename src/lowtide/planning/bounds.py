@@ -22,7 +22,7 @@ from .formulation import Formulation
 from .problem import Problem
 from .rows import Place, Rows
 from .simulator import Bytes, Simulator
-from .stages import Stages
+from .stages import Decided, Stages
 
 _ROUNDS = 6
 _PLACES_A_ROUND = 6
@@ -40,6 +40,8 @@ class Bound:
     step_s: float
     impossible: bool
     """No schedule at all fits into the budget."""
+    decided: Decided | None = None
+    """What would take just that, if it fits: the programme has not looked everywhere."""
 
 
 def lower_bound(
@@ -65,18 +67,20 @@ def lower_bound(
     keep_all = Simulator(problem).run(problem.keep_all())
     until = math.inf if deadline is None else deadline
     best_s, places = _whole_step(model, budget_bytes, until)
+    decided: Decided | None = None
     if best_s is not None and time.monotonic() < until:
         live = keep_all.ask_live if ask_live is None else ask_live
         places |= {Place("ask", k) for k in _fullest(live, _CROWDED)}
         ordered = sorted(places, key=lambda place: (place.phase, place.index))
         cuts = _fullest(live, _CUTS_WHOLE if whole and problem.n_ops <= _FEW_OPS else _CUTS)
-        staged_s = Stages(model, budget_bytes, ordered, cuts).least_s(until, whole=whole)
-        best_s = None if staged_s is None else max(best_s, staged_s * _ROUNDING)
+        answer = Stages(model, budget_bytes, ordered, cuts).answer(until, whole=whole)
+        best_s = None if answer is None else max(best_s, answer.least_s * _ROUNDING)
+        decided = None if answer is None else answer.decided
     if best_s is None:
         return Bound(plain_s, impossible=True)
     if keep_all.peak_bytes > budget_bytes:  # so that something is to be noted, whatever it is
         best_s += problem.trace.attending_s
-    return Bound(plain_s + best_s, impossible=False)
+    return Bound(plain_s + best_s, impossible=False, decided=decided)
 
 
 def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[float | None, set[Place]]:

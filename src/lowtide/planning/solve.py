@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from .._errors import ArgumentError, BudgetError
 from .._units import format_bytes
@@ -29,6 +30,7 @@ from .repetition import find_stretches
 from .rotor import solve_rotor
 from .simulator import Simulator, simulate
 from .smallest import smallest
+from .stages import Decided
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
@@ -38,7 +40,7 @@ _FAR, _ANNEALING_SHARE = 0.03, 0.3
 """The same for changing plans at random, and the share of the time that this may take."""
 _LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
 """How often that is begun anew, at least; and once for so much of a plain step above the bound."""
-_QUICK_OPS, _QUICK_S, _VERY_FAR = 300, 1.8, 0.1
+_QUICK_OPS, _QUICK_S, _VERY_FAR = 300, 1.7, 0.1
 """Ops up to which planning takes no longer than that, unless what was found is so much above the bound."""
 _TOO_FAR, _LAST_SEARCH_S = 0.25, 0.5
 """So far above it there is never a hurry; and how long before its end to stop."""
@@ -113,6 +115,8 @@ def solve(
     if _is_far(best, bound, trace, _WORTH_TIME):
         proof_s = max(proof_s, min(_PROOF_SHARE * deadline_s, hurry_until - time.monotonic()))
     bound = _proved(simulator, wanted_bytes, bound, best, proof_s, whole=True)
+    if bound.decided is not None:
+        best = _better(simulator, bound.decided, best, max(wanted_bytes, best.peak_bytes))
     return _plan(simulator, best, plain, bound, budget_bytes, started)
 
 
@@ -131,7 +135,16 @@ def _proved(
         return bound
     deadline, ask_live = time.monotonic() + seconds, best.simulation.ask_live
     proved = lower_bound(simulator.problem, budget_bytes, deadline=deadline, ask_live=ask_live, whole=whole)
-    return max(bound, proved, key=lambda one: one.step_s)
+    return replace(proved, step_s=max(bound.step_s, proved.step_s))
+
+
+def _better(simulator: Simulator, decided: Decided, best: Candidate, budget_bytes: int) -> Candidate:
+    """What the bound was proved with is a plan too, if it fits: it may replay an op more than once."""
+    other = judged(
+        simulator, decided.keep, decided.again, offload=decided.offload, room_bytes=budget_bytes, solver="stages"
+    )
+    fits = other is not None and other.peak_bytes <= budget_bytes
+    return other if other is not None and fits and other.extra_s < best.extra_s else best
 
 
 def _annealed(

@@ -4,6 +4,9 @@ What is there when a stage begins was there when the one before began, was asked
 into the budget. What a stage is asked for it has, or replays from what it has, and it replays nothing else. What is
 kept is kept for good, and fits wherever it has to be. Every plan obeys that, however often it replays an op; shares of
 values and ops (a linear programme) are allowed, so the least time is a bound.
+
+Without shares of large values its answer reads like a plan, which recomputes some ops once and some in several stages.
+It knows nothing of what is alive inside a stage, so that plan may need too much; where it fits, none is better.
 """
 
 from __future__ import annotations
@@ -12,20 +15,41 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
 from .formulation import Formulation
-from .rows import Place, Rows
+from .rows import Floats, Place, Rows
 from .solver_output import to_standard_error
 
 _INFEASIBLE = 2
 _GAP = 0.003
+_HALF = 0.5
 _LARGE = 0.01
 """Share of the largest value below which shares of one are always allowed: they would only take time."""
 Replay = Callable[[int, int], int]
 """By stage and op: the variable that says that it is replayed."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What the programme would do."""
+
+    keep: tuple[bool, ...]
+    again: frozenset[int]
+    offload: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the programme says."""
+
+    least_s: float
+    """The least extra time, as far as it is proved."""
+    decided: Decided | None
+    """How, if it has come to that."""
 
 
 class Stages:
@@ -68,8 +92,8 @@ class Stages:
         self._noted()
         self._kept()
 
-    def least_s(self, until: float, *, whole: bool = False) -> float | None:
-        """The least extra time, as far as it is proved until then; None if nothing fits.
+    def answer(self, until: float, *, whole: bool = False) -> Answer | None:
+        """What is proved until then; None if nothing fits.
 
         `whole`: values are there or not, no shares of them. That takes longer and proves more.
         """
@@ -77,7 +101,17 @@ class Stages:
         if found.status == _INFEASIBLE:
             return None
         proved = found.mip_dual_bound if whole else found.fun if found.status == 0 else None
-        return float(proved) * self._model.time_unit if proved is not None else 0.0
+        least_s = float(proved) * self._model.time_unit if proved is not None else 0.0
+        return Answer(least_s, self._decided(found.x) if whole and found.x is not None else None)
+
+    def _decided(self, x: Floats) -> Decided:
+        """What is replayed in some stage is recomputed, in several: again and again."""
+        stages = range(len(self._starts))
+        times = {j: sum(x[self._replay(stage, j)] for stage in stages) for j in self._ops}
+        keep = tuple(times.get(j, 0.0) < _HALF for j in range(self._model.problem.n_ops))
+        again = frozenset(j for j, count in times.items() if count > 1 + _HALF)
+        away = frozenset(j for j, column in self._away_column.items() if keep[j] and x[column] > _HALF)
+        return Decided(keep, again, away)
 
     def _solved(self, until: float, whole: bool) -> OptimizeResult:
         problem, model = self._model.problem, self._model
