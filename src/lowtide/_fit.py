@@ -20,6 +20,7 @@ from ._units import parse_bytes
 from .codecs.chooser import shared
 from .codecs.names import resolve as resolve_codecs
 from .engine import scope
+from .engine.calibration import calibration
 from .fitting import registry
 from .fitting.fitted import Fitted
 from .fitting.shelf import PlanShelf
@@ -96,6 +97,8 @@ def fit(
                 f"this plan holds values packed by {', '.join(map(repr, missing))}, and fit may not use it: pass "
                 f"codecs={tuple(sorted(named | set(missing)))!r}, or make a plan without"
             )
+    if plan is None:
+        calibration()  # now, not in the first step: its own tensors would be there beside the model's
     shelf = PlanShelf(Path(cache)) if cache is not None else None
     state = Fitted(model, limit, optimizer, store, shared(codecs), plan, shelf, verify)
     registry.enter(model, state)

@@ -28,6 +28,7 @@ from lowtide.engine.torch_private import innermost_mode, saving_hooks
 from lowtide.fitting import registry
 from lowtide.fitting.steps import StepScope
 from lowtide.planning import Packing, Plan, solve
+from lowtide.planning.turns import Turn
 
 from .programs import Instruction, instructions, programs
 from .steps import assert_equal, run_step
@@ -95,14 +96,23 @@ def names_of(program: list[Instruction], mode: str, length: int) -> list[str]:
 def plan_of(names: list[str], salt: int, share: int) -> Plan:
     """A plan that keeps about that share of the ops, in per cent, and a third of them packed where that can be.
 
-    Every third plan ends before the step does.
+    Every third plan ends before the step does. Every other plan makes some ops again more than once, some of them for a
+    part of backward only.
     """
     if salt % 3 == 0:
         names = names[: len(names) * 3 // 4]
     keep = tuple(hash((salt, j)) % 100 < share for j in range(len(names)))
     packed = tuple(j for j, kept in enumerate(keep) if kept and hash((salt, j, 1)) % 3 == 0)
+    recomputed = [j for j, kept in enumerate(keep) if not kept] if salt % 2 else []
+    again = tuple(j for j in recomputed if hash((salt, j, 2)) % 3 == 0)
+    turns = tuple(
+        Turn(j, recomputed[hash((salt, j, time)) % len(recomputed)], time)
+        for j in recomputed
+        for time in range(3)
+        if hash((salt, j, time, 3)) % 3 == 0
+    )
     return Plan(
-        keep=keep, again=(), offload=packed, written_by=tuple(j + 1 for j in packed), compress=packed,
+        keep=keep, again=again, turns=turns, offload=packed, written_by=tuple(j + 1 for j in packed), compress=packed,
         packings=MASKS, budget_bytes=2**60, predicted_peak_bytes=0, plain_peak_bytes=0, peak_at="",
         predicted_step_s=1.0, plain_step_s=1.0, bound_step_s=1.0, solver="none", solve_s=0.0, replayed_ops=0,
         pinned=(), kinds=(), fingerprint="", op_names=tuple(names),
@@ -201,11 +211,14 @@ def test_the_programs_sleep_and_replay() -> None:
             counts["replays"] += sleeping.tape.replayed_ops > 0
             counts["sleeps"] += any(not stretch.records for stretch in lesson.stretches[1:])
             counts["lost"] += sleeping.differs_at is not None
+            turning = sleeping.tape.turning
+            counts["turns"] += turning is not None and turning.again != set(plan.again)
 
     drive()
     assert counts["programs"] > 40
     assert counts["replays"] > counts["programs"] // 3
     assert counts["sleeps"] > counts["programs"] // 3
+    assert counts["turns"] > counts["programs"] // 8
     assert counts["lost"] <= counts["programs"] // 10
 
 

@@ -21,6 +21,7 @@ from lowtide.engine.room import LEDGER
 from lowtide.engine.torch_private import storage_key
 from lowtide.engine.values import Kept
 from lowtide.planning import Link, Packing, Plan, Problem, Simulator, simulate, solve
+from lowtide.planning.turns import from_plan, settled, to_plan
 from lowtide.profiling.packings import measure_packing
 from lowtide.stores import DiskStore
 from lowtide.trace import Trace
@@ -45,10 +46,11 @@ def random_plan(
     away: float,
     packed: tuple[Packing, ...] = (),
     ahead: float = 0.0,
+    turn: float = 0.0,
 ) -> Plan:
     """A plan that keeps some ops and recomputes others, some again and again; some of the kept wait elsewhere.
 
-    Of those in a store some are read ahead, from some moment on.
+    Of those in a store some are read ahead, from some moment on. What some recompute rests for a part of backward only.
     """
     rng = random.Random(seed)
     keep = tuple(op.pinned is not None or rng.random() < share for op in trace.ops)
@@ -56,22 +58,27 @@ def random_plan(
     problem = Problem(trace, None if packed else LINK, packed)
     keep = tuple(bool(kept) for kept in problem.obeyed(keep))
     again = tuple(j for j in again if not keep[j])
+    turning = [j for j, kept in enumerate(keep) if not kept and rng.random() < turn]
+    turns = settled(problem, keep, {j: sorted(rng.sample(range(problem.n_asks), rng.randint(1, 3))) for j in turning})
     offload = {j for j, kept in enumerate(keep) if kept and problem.offloadable[j] and rng.random() < away}
     while True:
         try:
-            simulated = Simulator(problem).run(keep, again, offload=offload, max_replays=20 * len(trace.ops))
+            simulated = Simulator(problem).run(
+                keep, again, turns=turns, offload=offload, max_replays=20 * len(trace.ops)
+            )
             break
         except RuntimeError:  # too many replays
-            again = again[::2]
+            again, turns = again[::2], dict(list(turns.items())[::2])
     events = [-1, *simulated.written_by]
     read_after = {j: rng.choice(events) if rng.random() < ahead else j for j in simulated.written_by}
     reads = {j: event for j, event in read_after.items() if event != j}
-    simulated = simulate(trace, keep, again, simulated.written_by, problem.link, packed, reads)
+    simulated = simulate(trace, keep, again, simulated.written_by, problem.link, packed, reads, turns)
     plan = solve(trace, 2**60)
     return replace(
         plan,
         keep=keep,
         again=again,
+        turns=to_plan(problem, turns),
         offload=tuple(simulated.written_by),
         written_by=tuple(simulated.written_by.values()),
         read_after=tuple(read_after.values()),
@@ -119,7 +126,7 @@ class Account:
             self.asks[-1] = max(self.asks[-1], LEDGER.live_bytes + beside_bytes)
 
 
-@pytest.mark.parametrize("way", ["recomputed", "offloaded", "read ahead", "packed"])
+@pytest.mark.parametrize("way", ["recomputed", "turning", "offloaded", "read ahead", "packed"])
 @pytest.mark.parametrize("name", sorted(deep.DEEP))
 def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, batch = deep.build(name)
@@ -127,11 +134,13 @@ def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_
     LEDGER.see_everything()
     trace = profile(model, batch)
     packed = packings() if way == "packed" else ()
-    away = 0.0 if way == "recomputed" else 0.5
+    away = 0.0 if way in ("recomputed", "turning") else 0.5
+    turn = 0.4 if way == "turning" else 0.0
     ahead = 0.7 if way == "read ahead" else 0.0
     seed = sorted(deep.DEEP).index(name)
-    plan = random_plan(trace, seed, share=0.6, twice=0.2, away=away, packed=packed, ahead=ahead)
+    plan = random_plan(trace, seed, share=0.6, twice=0.2, away=away, packed=packed, ahead=ahead, turn=turn)
     assert plan.recomputed
+    assert bool(plan.turns) == (way == "turning")
     assert bool(plan.in_store) == (way in ("offloaded", "read ahead"))
     assert bool(plan.reads_ahead) == (way == "read ahead")
     assert bool(plan.compress) == (way == "packed")
@@ -151,8 +160,9 @@ def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_
     model.zero_grad(set_to_none=True)
     torch.manual_seed(3)
     model(**batch).loss.backward()
+    turns = from_plan(Problem(trace), plan.turns)
     predicted = simulate(
-        trace, plan.keep, plan.again, plan.departures, plan.link, plan.packings, plan.reads_ahead
+        trace, plan.keep, plan.again, plan.departures, plan.link, plan.packings, plan.reads_ahead, turns
     ).ask_live
     assert len(account.asks) == len(predicted)
     differences = [measured - int(expected) for measured, expected in zip(account.asks, predicted, strict=True)]

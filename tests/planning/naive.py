@@ -11,13 +11,18 @@ from lowtide.trace import Trace
 
 
 class Naive:
-    def __init__(self, trace: Trace, keep, again=(), written_by=None, link=None, packing=None, read_after=None):
+    def __init__(
+        self, trace: Trace, keep, again=(), written_by=None, link=None, packing=None, read_after=None, turns=None
+    ):
         self.trace, self.keep = trace, list(keep)
         for j, op in enumerate(trace.ops):  # what is written over memory that is kept cannot be made again
             olds = [trace.values[w.old] for w in op.writes if w.old is not None]
             if any(old.op is None or self.keep[old.op] for old in olds):
                 self.keep[j] = True
         self.again = {j for j in again if not self.keep[j]}
+        self.first_again = set(self.again)
+        self.turns = {j: asks for j, asks in (turns or {}).items() if not self.keep[j]}
+        self.last_seen = -1
         self.n = len(trace.ops)
         self.written_by, self.link, self.read_after = written_by or {}, link, read_after or {}
         self.packing = packing or {}  # by value, of those that are packed where they are away
@@ -118,6 +123,8 @@ class Naive:
         peaks = []
         for k, ask in enumerate(asks):
             self.k = k
+            if ask.value in self.made and not self.kept(ask.value):
+                self.turn(k)
             self.peak = self.live()
             if ask.value in self.made:
                 self.given.add(ask.value)
@@ -134,6 +141,22 @@ class Naive:
                 self.collect()
             self.now += ask.time_s
         return peaks
+
+    def turn(self, k) -> None:
+        """By now every op has turned as often as it has turns up to this ask."""
+        for op, turns in self.turns.items():
+            before, now = (
+                (op in self.first_again) ^ (sum(t <= x for t in turns) % 2 == 1) for x in (self.last_seen, k)
+            )
+            if now and not before:
+                self.again.add(op)
+                self.resident -= {v for v in self.trace.ops[op].outputs if v not in self.given}
+            elif before and not now:
+                self.again.remove(op)
+        self.last_seen = k
+
+    def stays_for_good(self, op) -> bool:
+        return op not in self.again and not any(t > self.k for t in self.turns.get(op, ()))
 
     def begin_reading(self, event) -> None:
         for v in self.to_be_read(event):
@@ -252,7 +275,13 @@ class Naive:
             if write.old is None or write.old not in self.made:
                 continue
             others = [w for w in self.open_recipes if w != op and write.old in self.inputs(w)]
-            if write.alone and op not in self.again and not others and write.old not in self.handles:
+            unwanted = self.stays_for_good(op) and not others and write.old not in self.handles
+            goes = (
+                self.trace.values[write.old].op in self.again
+                and write.old not in self.given
+                and [w for u, w in waiting if u == write.old] == [op]
+            )
+            if write.alone and (unwanted or goes):
                 self.resident.discard(write.old)
             if write.new not in new:
                 scratch.append(write.old)
@@ -260,7 +289,7 @@ class Naive:
         scratch += [o for o in record.outputs if o not in new and o not in in_place]
         self.resident |= new
         self.peak = max(self.peak, self.live() + self.size(scratch))
-        if op not in self.again:
+        if self.stays_for_good(op):
             self.open_recipes.discard(op)
 
     def noting(self) -> float:
@@ -278,9 +307,11 @@ class Naive:
         return charged + self.trace.noting_s * len(noted) + self.trace.attending_s
 
 
-def naive_simulation(trace: Trace, keep, again=(), written_by=None, link=None, packing=None, read_after=None):
+def naive_simulation(
+    trace: Trace, keep, again=(), written_by=None, link=None, packing=None, read_after=None, turns=None
+):
     """(forward live bytes, live bytes by ask, extra seconds, replays); `written_by`: what is offloaded, and when"""
-    naive = Naive(trace, keep, again, written_by, link, packing, read_after)
+    naive = Naive(trace, keep, again, written_by, link, packing, read_after, turns)
     forward = naive.forward()
     asks = naive.backward()
     return forward, asks, naive.seconds + naive.noting(), naive.replays

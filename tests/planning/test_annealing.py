@@ -22,7 +22,7 @@ def test_what_comes_out_fits_and_is_not_slower(trace, share):
     budget = int(least.peak_bytes + share * (plain.peak_bytes - least.peak_bytes))
     found = anneal(simulator, least, budget, deadline=time.monotonic() + 0.05)
     assert found.extra_s <= least.extra_s
-    forward, asks, seconds, _ = naive_simulation(trace, found.keep, found.again)
+    forward, asks, seconds, _ = naive_simulation(trace, found.keep, found.again, turns=found.turns)
     assert max(forward + asks) == found.peak_bytes <= budget
     assert seconds == pytest.approx(found.extra_s)
 

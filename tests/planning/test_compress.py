@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from lowtide._errors import ArgumentError
 from lowtide.planning import Link, Packing, Plan, Problem, Simulator, simulate, smallest, solve
 from lowtide.planning.packing import suitable_packings
+from lowtide.planning.turns import from_plan
 from lowtide.reporting.timeline import UNPACKING, follow
 
 from .naive import naive_simulation
@@ -110,7 +111,8 @@ def test_packing_never_makes_a_plan_slower(trace, share):
     plan = solve(trace, budget, packings=(quick,), deadline_s=5)
     assert plan.predicted_peak_bytes <= budget
     assert plan.bound_step_s <= plan.predicted_step_s
-    checked = simulate(trace, plan.keep, plan.again, plan.departures, None, (quick,))
+    turns = from_plan(Problem(trace), plan.turns)
+    checked = simulate(trace, plan.keep, plan.again, plan.departures, None, (quick,), turns=turns)
     assert (checked.peak_bytes, checked.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
     assert plan.predicted_step_s <= solve(trace, budget, deadline_s=5).predicted_step_s * 1.02
 

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings, strategies as st
 from lowtide.planning import Problem, Simulator, lower_bound, solve
 from lowtide.planning.milp import solve_milp
 from lowtide.planning.repetition import find_stretches, tie_blocks
+from lowtide.planning.turns import from_plan
 from lowtide.trace import TRACE_VERSION, Ask, Charge, Op, Trace, Value
 
 from .naive import all_decisions, naive_simulation
@@ -50,7 +51,7 @@ def test_its_plan_fits_and_is_as_fast_as_the_best_of_all_decisions(trace, share)
     if found.keep is None:
         # The model is too careful about what a replay still wants: rare, and mended by others.
         plan = solve(trace, budget)
-        forward, asks, *_ = naive_simulation(trace, plan.keep, plan.again)
+        forward, asks, *_ = naive_simulation(trace, plan.keep, plan.again, turns=from_plan(Problem(trace), plan.turns))
         assert max(forward + asks) <= budget
         return
     forward, asks, seconds, _ = naive_simulation(trace, found.keep)

@@ -22,6 +22,8 @@ def test_what_is_pinned_or_fixed_is_never_changed(trace, seed, data):
         moves.change(decisions, draw)
         assert all(decisions.keep[j] for j in range(problem.n_ops) if problem.pinned[j] or j in fixed)
         assert not any(kept and more for kept, more in zip(decisions.keep, decisions.again, strict=True))
+        assert not any(decisions.keep[j] for j in decisions.turns)
+        assert all(asks[0] > 0 and asks[-1] < problem.n_asks for asks in decisions.turns.values())
 
 
 def test_every_large_op_gets_every_decision_and_small_ones_none():
@@ -50,3 +52,17 @@ def test_a_copy_is_changed_alone():
     assert (decisions.state(0), changed.state(0), changed.state(1)) == (KEPT, AGAIN, KEPT)
     changed.decide(0, ONCE)
     assert (changed.keep, changed.again) == ([False, True], [False, False])
+
+
+def test_a_part_of_backward_is_turned_and_turned_back():
+    decisions = Decisions([False], [False])
+    decisions.turn(0, 3, 7)
+    assert (decisions.again, decisions.turns) == ([False], {0: (3, 7)})
+    changed = decisions.copy()
+    changed.turn(0, 0, 7)  # from the beginning: the other way round until the third ask, from then on as at first
+    assert (changed.again, changed.turns) == ([True], {0: (3,)})
+    decisions.turn(0, 3, 7)
+    assert (decisions.again, decisions.turns) == ([False], {})
+    decisions.turn(0, 5, None)
+    decisions.decide(0, AGAIN)
+    assert (decisions.again, decisions.turns) == ([True], {})

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from lowtide._errors import ArgumentError
 from lowtide.planning import BASELINES, Link, Plan, Problem, Simulator, lower_bound, simulate, smallest, solve
+from lowtide.planning.turns import from_plan
 from lowtide.trace import TRACE_VERSION, Ask, Op, Trace, Value
 
 from .naive import naive_simulation
@@ -182,7 +183,8 @@ def test_a_store_never_makes_a_plan_slower(trace, share):
     plan = solve(trace, budget, link=link, deadline_s=5)
     assert plan.predicted_peak_bytes <= budget
     assert plan.bound_step_s <= plan.predicted_step_s
-    checked = simulate(trace, plan.keep, plan.again, plan.departures, link, read_after=plan.reads_ahead)
+    turns = from_plan(Problem(trace), plan.turns)
+    checked = simulate(trace, plan.keep, plan.again, plan.departures, link, (), plan.reads_ahead, turns)
     assert (checked.peak_bytes, checked.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
     assert plan.predicted_step_s <= solve(trace, budget, deadline_s=5).predicted_step_s * 1.02
 

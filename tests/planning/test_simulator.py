@@ -22,6 +22,29 @@ def traces_with_decisions(draw):
     return trace, keep, again
 
 
+@st.composite
+def turns_for(draw, trace, keep):
+    """For some of the recomputed ops: the asks with which they change."""
+    recomputed = [j for j, kept in enumerate(keep) if not kept]
+    if not recomputed or not trace.asks:
+        return {}
+    asks = st.sets(st.integers(0, len(trace.asks) - 1), min_size=1, max_size=4).map(lambda found: tuple(sorted(found)))
+    return draw(st.dictionaries(st.sampled_from(recomputed), asks))
+
+
+@settings(max_examples=300, deadline=None)
+@given(traces_with_decisions(), st.data())
+def test_it_agrees_with_the_naive_machine_on_what_rests_for_some_time_only(case, data):
+    trace, keep, again = case
+    turns = data.draw(turns_for(trace, keep))
+    forward, asks, seconds, replays = naive_simulation(trace, keep, again, turns=turns)
+    judged = simulate(trace, keep, again, turns=turns)
+    assert judged.forward_live.tolist() == forward
+    assert judged.ask_live.tolist() == asks
+    assert judged.extra_s == pytest.approx(seconds)
+    assert judged.replayed_ops == replays
+
+
 @settings(max_examples=200, deadline=None)
 @given(traces_with_decisions())
 def test_it_agrees_with_the_naive_machine(case):
@@ -70,10 +93,30 @@ def test_an_in_place_op_takes_over_what_only_it_wants_unless_it_will_run_again()
     twice = simulate(trace, keep, again={1})
     assert twice.ask_live.tolist() == [9, 9]  # a stays for the second time, b is a copy
     assert twice.replays == (1, 2, 1, 1)
+    both = simulate(trace, keep, again={0, 1})
+    assert both.ask_live.tolist() == [5, 5]  # a is made anew for the second time: b may have its memory
+    assert both.replays == (2, 2, 1, 1)
     # Where a is kept, b was written over it in forward: what b is made from is gone, so it is kept too.
     kept = simulate(trace, [True, False, False, False], again={1})
     assert kept.replays == (0, 0, 1, 1)
     assert kept.ask_live.tolist() == [5, 5]
+
+
+def test_what_rests_for_some_time_only():
+    a, b, c, d, e = 1, 2, 3, 4, 5
+    ops = [((0,), (a,), ()), ((a,), (b,), ()), ((a,), (c,), ()), ((a,), (d,), ()), ((0,), (e,), ())]
+    trace = step(ops, sizes=[8, 4, 1, 1, 1, 1], asks=[d, e, c, b])
+    keep = [False, False, False, False, True]
+    assert simulate(trace, keep).ask_live.tolist() == [4 + 1 + 1, 4 + 1, 4 + 1, 4 + 1]
+    assert simulate(trace, keep, again={0}).ask_live.tolist() == [4 + 1 + 1, 1, 4 + 1, 4 + 1]
+    # It rests after the first ask and is let go of with the next that is seen: e, which is kept, is not.
+    let_go = simulate(trace, keep, turns={0: (1,)})
+    assert let_go.ask_live.tolist() == [4 + 1 + 1, 4 + 1, 4 + 1, 4 + 1]
+    assert let_go.replays == (3, 1, 1, 1, 0)
+    # It does not rest at first, but from the third ask on.
+    rests = simulate(trace, keep, again={0}, turns={0: (2,)})
+    assert rests.ask_live.tolist() == [4 + 1 + 1, 1, 4 + 1, 4 + 1]
+    assert rests.replays == (2, 1, 1, 1, 0)
 
 
 def test_what_others_hold_is_alive_until_they_let_go():

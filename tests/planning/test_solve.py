@@ -14,6 +14,7 @@ from lowtide.planning.candidate import judged
 from lowtide.planning.greedy import solve_greedy
 from lowtide.planning.repair import repair
 from lowtide.planning.solve import _slowness
+from lowtide.planning.turns import from_plan
 
 from .naive import naive_simulation
 from .traces import gpt_trace, traces, training_traces, unet_trace, unfused_trace
@@ -44,7 +45,7 @@ def test_transformers_are_planned_close_to_the_bound(trace, share, gap, seconds)
     assert plan.predicted_peak_bytes <= budget
     assert plan.bound_step_s <= plan.predicted_step_s
     assert plan.gap < gap
-    again = simulate(trace, plan.keep, plan.again)
+    again = simulate(trace, plan.keep, plan.again, turns=from_plan(Problem(trace), plan.turns))
     assert (again.peak_bytes, again.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
 
 
@@ -104,7 +105,9 @@ def test_any_trace_gets_a_plan_that_fits_or_an_error_with_a_budget_that_works(tr
         assert refused.smallest_bytes > budget
         budget = refused.smallest_bytes
         plan = solve(trace, budget, deadline_s=5)
-    forward, asks, seconds, _ = naive_simulation(trace, plan.keep, plan.again)
+    forward, asks, seconds, _ = naive_simulation(
+        trace, plan.keep, plan.again, turns=from_plan(Problem(trace), plan.turns)
+    )
     assert max(forward + asks) == plan.predicted_peak_bytes <= budget
     assert plan.predicted_step_s == pytest.approx(trace.step_s + seconds)
 

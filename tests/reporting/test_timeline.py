@@ -76,7 +76,7 @@ def test_moments_follow_each_other_without_gaps(case):
 def test_its_peak_is_the_plans():
     trace = gpt_trace(3)
     plan = solve(trace, int(0.7 * simulate(trace, [True] * len(trace.ops)).peak_bytes), deadline_s=5)
-    timeline = follow(trace, plan.keep, plan.again)
+    timeline = follow(trace, plan.keep, plan.again, turns=plan.turns)
     assert plan.replayed_ops > 0
     assert timeline.live_bytes[timeline.peak] == plan.predicted_peak_bytes
     assert timeline.duration_s == pytest.approx(plan.predicted_step_s)

@@ -24,10 +24,11 @@ from .ledger import Ledger
 from .modules import Whereabouts
 from .overwriting import Written
 from .recorder import Fresh, Recorder
-from .replay import Handle, TransientHandle
+from .replay import Handle, HeardHandle
 from .room import LEDGER, Room
 from .tape import Tape
 from .torch_private import graph_task, never_compile, storage_key
+from .turning import Turning
 from .values import UNWATCHED, Kept, Recipe, Ref, Tensor, Value, version_if_counted
 
 _DECISIONS = {True: Decision.KEEP, False: Decision.RECOMPUTE}
@@ -68,8 +69,7 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         self._plan = plan
         self._names = plan.op_names
         self._decisions = [_DECISIONS[kept] for kept in plan.keep]
-        self._again = frozenset(plan.again)
-        tape.again = self._again
+        self._turning = tape.turning = Turning(plan.again, plan.turns) if plan.again or plan.turns else None
         self._ferry = _ferry_of(plan, room, gauge)
         tape.ferry = self._ferry
         self._times = False
@@ -246,10 +246,10 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             self._attention.saved()
         if self.tape.first_handle is None:
             self.tape.first_handle = weakref.ref(handle)
-        if self._again and type(handle) is Handle:
+        if self._turning is not None and type(handle) is Handle:
             origin = handle.ref.value.origin
-            if origin is not None and origin.number in self._again:
-                return TransientHandle(handle.ref, self.tape)
+            if origin is not None and origin.number in self._turning.watched:
+                return HeardHandle(handle.ref, self.tape, self._turning)
         return handle
 
     def _put_elsewhere(self, tensor: Tensor, value: Value, ferry: Ferry) -> Handle:

@@ -20,7 +20,10 @@ from .torch_private import below_autograd, set_grad_enabled
 from .values import Recipe, Ref, Scratch, Tensor, Value, Write, view_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from .room import Room
+    from .turning import Turning
 
 
 class Handle:
@@ -68,33 +71,29 @@ class Handle:
             return ref.over(tensor)
 
 
-class TransientHandle(Handle):
-    """A handle on a value that a plan wants made more than once: let go when its last asker has gone."""
+class HeardHandle(Handle):
+    """A handle on a value that a plan may want made more than once, or with whose asks others turn."""
 
-    __slots__ = ()
+    __slots__ = ("turning",)
 
-    def __init__(self, ref: Ref, tape: Tape) -> None:
+    def __init__(self, ref: Ref, tape: Tape, turning: Turning) -> None:
         super().__init__(ref, tape)
-        tape.handles[ref.value] = tape.handles.get(ref.value, 0) + 1
+        self.turning = turning
+        turning.handed_out(ref.value)
 
     def unpack(self) -> Tensor:
         """The tensor that autograd saved."""
-        self.tape.asked.add(self.ref.value)
+        with self.tape.lock:
+            self.turning.hears(self.ref.value)
         return super().unpack()
 
     def __del__(self) -> None:
-        value, tape = self.ref.value, self.tape
-        left = tape.handles.get(value, 1) - 1
-        tape.handles[value] = left
-        if not left:
-            tape.asked.discard(value)
-            if value.recipe is not None:
-                value.let_go()
+        self.turning.handed_back(self.ref.value)
 
 
 def make(wanted: Value, tape: Tape) -> None:
     """Give `wanted` its tensor, replaying whatever is missing on the way to it."""
-    run = _make_for_good if tape.room is None and not tape.again else _make_for_now
+    run = _make_for_good if tape.room is None and tape.turning is None else _make_for_now
     now = numerics.current()
     grad_enabled = torch.is_grad_enabled()
     try:
@@ -145,13 +144,11 @@ class _Frame:
         self.missing = len(self.recipe.refs)
         self.inputs: list[Tensor] = []
         self.transient: list[Value] = []  # to be let go after it
-        if tape.again:
-            self.transient = [v for v in dict.fromkeys(r.value for r in self.recipe.refs) if _is_transient(v, tape)]
+        turning = tape.turning
+        if turning is not None:
+            missing = dict.fromkeys(r.value for r in self.recipe.refs if r.value.tensor is None)
+            self.transient = [value for value in missing if turning.is_transient(value)]
             waiting.update(self.transient)
-
-
-def _is_transient(value: Value, tape: Tape) -> bool:
-    return value.tensor is None and value.origin is not None and value.origin.number in tape.again
 
 
 def _make_for_now(wanted: Value, tape: Tape) -> None:
@@ -175,13 +172,21 @@ def _make_for_now(wanted: Value, tape: Tape) -> None:
             frame.inputs.append(tensor)
             frame.missing -= 1
         else:
-            _run(frame.recipe, tape)
+            turning = tape.turning
+            _run(frame.recipe, tape, () if turning is None else _spare(frame, waiting, turning))
             frames.pop()
-            if tape.again:
-                _let_go_of_transients(frame, waiting, wanted, tape)
+            if turning is not None:
+                _let_go_of_transients(frame, waiting, wanted, turning)
 
 
-def _let_go_of_transients(frame: _Frame, waiting: Counter[Value], wanted: Value, tape: Tape) -> None:
+def _spare(frame: _Frame, waiting: Counter[Value], turning: Turning) -> Collection[Value]:
+    """What is there for this op alone, and can be made again: it may write over that."""
+    if not frame.recipe.writes:
+        return ()
+    return [v for v in frame.transient if waiting[v] == 1 and v not in turning.asked and v.recipe is not None]
+
+
+def _let_go_of_transients(frame: _Frame, waiting: Counter[Value], wanted: Value, turning: Turning) -> None:
     """What a plan says is to be made more than once stays only for the ops that wait for it, and its own asks."""
     for value in frame.transient:
         waiting[value] -= 1
@@ -193,20 +198,22 @@ def _let_go_of_transients(frame: _Frame, waiting: Counter[Value], wanted: Value,
             value.recipe is not None
             and not waiting[value]
             and value is not wanted
-            and value not in tape.asked
-            and value.origin is not None
-            and value.origin.number in tape.again
+            and value not in turning.asked
+            and turning.is_transient(value)
         ):
             value.let_go()
 
 
-def _run(recipe: Recipe, tape: Tape) -> None:
-    """Run one op again, all of whose inputs are there, and give its values their tensors."""
+def _run(recipe: Recipe, tape: Tape, spare: Collection[Value] = ()) -> None:
+    """Run one op again, all of whose inputs are there, and give its values their tensors.
+
+    What is `spare` it may write over, as well as what nobody wants.
+    """
     tape.replayed_ops += 1
     # Kernels may look at this (an LSTM makes its workspace only then), though no graph is built here.
     set_grad_enabled(recipe.grad_enabled)
     if recipe.writes:
-        out = _run_in_place(recipe, tape)
+        out = _run_in_place(recipe, tape, spare)
     else:
         out = _call(recipe, _arguments(recipe.args, recipe, tape, None), None, tape)
     for position, made in recipe.made:
@@ -215,24 +222,30 @@ def _run(recipe: Recipe, tape: Tape) -> None:
             _accept(value, out if type(out) is Tensor else out[position], recipe, tape)
 
 
-def _run_in_place(recipe: Recipe, tape: Tape) -> Any:
+def _run_in_place(recipe: Recipe, tape: Tape, spare: Collection[Value]) -> Any:
     """Run an op that writes, on memory that it may write, which then has the values it makes."""
     private: dict[int, Tensor] = {}
-    retained = recipe.origin.number not in tape.again
+    for_good = tape.turning is None or tape.turning.stays_for_good(recipe.origin.number)
+    taken: list[Value] = []
     for write in recipe.writes:
-        private[_identity(write)] = _base_for_write(write, write.alone and retained, tape)
+        over = write.target.value if write.alone and isinstance(write.target, Ref) else None
+        if over is not None and (for_good or over in spare):
+            assert over.tensor is not None
+            taken.append(over)
+            private[id(over)] = over.tensor
+        else:
+            private[_identity(write)] = _base_for_write(write.target, tape)
     args = _arguments(recipe.args, recipe, tape, private)
     try:
         out = _call(recipe, args, private, tape)
     finally:
         # Overwritten, or half so: either way its memory is not that value any more.
-        for write in recipe.writes:
-            if write.alone and retained and isinstance(write.target, Ref):
-                write.target.value.let_go()
+        for value in taken:
+            value.let_go()
     for write in recipe.writes:
-        value = write.made() if write.made is not None else None
-        if value is not None and value.tensor is None:
-            _own(value, private[_identity(write)], tape)
+        made = write.made() if write.made is not None else None
+        if made is not None and made.tensor is None:
+            _own(made, private[_identity(write)], tape)
     return out
 
 
@@ -274,15 +287,12 @@ def _identity(write: Write) -> int:
     return id(write.target.value) if isinstance(write.target, Ref) else id(write.target)
 
 
-def _base_for_write(write: Write, alone: bool, tape: Tape) -> Tensor:
-    """The memory that a replayed op may write (Rules 6 and 7)."""
-    target = write.target
+def _base_for_write(target: Ref | Scratch, tape: Tape) -> Tensor:
+    """Memory of its own for a replayed op to write (Rules 6 and 7)."""
     if isinstance(target, Scratch):
         return torch.zeros(target.nbytes, dtype=torch.uint8, device=target.device)
     tensor = target.value.tensor
     assert tensor is not None
-    if alone:
-        return tensor
     tape.copied_bytes += target.value.nbytes
     return copy_of_storage(tensor)
 
@@ -304,7 +314,11 @@ def _own(value: Value, tensor: Tensor, tape: Tape) -> None:
     if tape.room is not None:
         tape.room.own(value, tensor)
     else:
-        value.own(tensor, for_now=value.origin is not None and value.origin.number in tape.again)
+        turning = tape.turning
+        stays = turning is None or value.origin is None or turning.stays_for_good(value.origin.number)
+        value.own(tensor, for_now=not stays)
+        if turning is not None:
+            turning.made(value)
 
 
 def copy_of_storage(tensor: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from .values import Origin, Value, describe
 if TYPE_CHECKING:
     from .ferrying import Ferry
     from .room import Room
+    from .turning import Turning
 
 
 class Tape:
@@ -32,10 +33,7 @@ class Tape:
         # Backward may ask from several threads, one a device; under a budget scopes evict each other's values.
         self.lock = threading.RLock() if room is None else room.lock
         self.ferry: Ferry | None = None  # for a plan that offloads
-        self.again: frozenset[int] = frozenset()  # ops of a plan whose results are not retained as intermediates
-        # Of those: how many handles are left on a value, and which have been asked for by a node that still runs.
-        self.handles: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
-        self.asked: weakref.WeakSet[Value] = weakref.WeakSet()
+        self.turning: Turning | None = None  # for a plan that has some ops made more than once
         self.first_handle: weakref.ref[object] | None = None
         self.ops = 0
         self.layers = 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .candidate import Candidate, judged
@@ -74,10 +74,13 @@ def anneal(
     best, searches = start, 0
     gained_s = math.inf  # by the last search
 
-    def search(keep: Sequence[bool], again: Collection[int], manner: _Manner, trials: int, until: float) -> None:
+    def decided(candidate: Candidate) -> Decisions:
+        again = [j in candidate.again for j in range(n_ops)]
+        return Decisions(list(candidate.keep), again, {j: tuple(asks) for j, asks in candidate.turns.items()})
+
+    def search(decisions: Decisions, manner: _Manner, trials: int, until: float) -> None:
         nonlocal best, gained_s
         before = best
-        decisions = Decisions(list(keep), [j in again for j in range(n_ops)])
         found = _search(judge, moves, decisions, manner, trials, draw, until)
         other = None if found is None else judge.candidate(found)
         if other is not None and (best.peak_bytes > budget_bytes or other.extra_s < best.extra_s):
@@ -85,24 +88,24 @@ def anneal(
         gained_s = before.extra_s - best.extra_s if before.peak_bytes <= budget_bytes else math.inf
 
     trials = _TRIALS_A_GROUP * len(moves.groups)
-    plain = simulator.problem.keep_all()
+    plain = Decisions(simulator.problem.keep_all(), [False] * n_ops)
 
     def soon() -> float:
         """A third of the time that is left."""
         return time.monotonic() + (deadline - time.monotonic()) / 3
 
     # From the plan there is first: where there are many ops, there is no time to begin anew.
-    search(best.keep, best.again, _FROM_A_PLAN, 2 * trials, soon())
-    search(best.keep, best.again, _FAR_FROM_IT, 2 * trials, 2 * soon() - time.monotonic())
-    search(best.keep, best.again, _NEAR_A_PLAN, 2 * trials, deadline)
-    search_s = trials * _TRIAL * _timed(judge, Decisions(list(plain), [False] * n_ops))
+    search(decided(best), _FROM_A_PLAN, 2 * trials, soon())
+    search(decided(best), _FAR_FROM_IT, 2 * trials, 2 * soon() - time.monotonic())
+    search(decided(best), _NEAR_A_PLAN, 2 * trials, deadline)
+    search_s = trials * _TRIAL * _timed(judge, plain.copy())
     while deadline - time.monotonic() > 3 * search_s and not (enough and enough(best, searches, gained_s)):
         began = time.monotonic()
-        search(plain, (), _ANEW, trials * (1 + searches // _SEARCHES_ALIKE), deadline)
+        search(plain.copy(), _ANEW, trials * (1 + searches // _SEARCHES_ALIKE), deadline)
         search_s = time.monotonic() - began
         searches += 1
     if searches:
-        search(best.keep, best.again, _NEAR_A_PLAN, 2 * trials, deadline)
+        search(decided(best), _NEAR_A_PLAN, 2 * trials, deadline)
     return best
 
 
@@ -159,8 +162,9 @@ class _Judge:
     def __call__(self, decisions: Decisions, price_s: float = 0.0, limit_s: float = math.inf) -> Trial | None:
         keep = decisions.keep = [bool(kept) for kept in self.simulator.problem.obeyed(decisions.keep)]
         again = decisions.again = [more and not kept for more, kept in zip(decisions.again, keep, strict=True)]
+        turns = decisions.turns = {j: asks for j, asks in decisions.turns.items() if not keep[j]}
         if not self._offload:
-            return self._trials.judge(keep, again, self.budget_bytes, price_s=price_s, limit_s=limit_s)
+            return self._trials.judge(keep, again, self.budget_bytes, turns=turns, price_s=price_s, limit_s=limit_s)
         candidate = self.candidate(decisions)
         if candidate is None:
             return None
@@ -176,6 +180,7 @@ class _Judge:
             self.simulator,
             decisions.keep,
             frozenset(j for j, more in enumerate(decisions.again) if more),
+            turns=decisions.turns,
             offload=self._offload,
             room_bytes=self.budget_bytes,
             solver=self._solver,

@@ -13,6 +13,7 @@ from typing import Protocol
 from .._errors import LowtideError
 from .problem import Problem
 from .reading import WHEN_BACKWARD_BEGINS, Fetch, Reading
+from .turns import Turns, by_ask, is_seen
 
 
 class TooManyReplaysError(LowtideError):
@@ -50,10 +51,15 @@ class Backward:
         max_replays: int | None,
         away: Sequence[int],
         read_after: Mapping[int, int],
+        turns: Turns,
     ) -> None:
         n = problem.n_ops
         self.problem = problem
-        self.again = again
+        self._keep = keep
+        self._again = set(again)  # ops whose results do not rest now
+        self._turns = by_ask(turns)
+        self._last_turn = {op: asks[-1] for op, asks in turns.items()}
+        self._turning: set[int] = set()  # since the last ask that the engine has seen
         self.extra_s = self.waited_s = 0.0
         self.replayed_ops = 0
         self.replays = [0] * n
@@ -120,6 +126,7 @@ class Backward:
         """Answer ask k; the most bytes of ours alive beside the most of others, which come when it is answered."""
         problem = self.problem
         self._ask = k
+        self._turn(k)
         most = self._live
         self._saw(most)
         if self.watching:
@@ -137,7 +144,7 @@ class Backward:
         for gone in problem.freed_after[k]:
             self._answered[gone] = False
             self._release(gone)
-            if problem.maker[gone] in self.again:
+            if problem.maker[gone] in self._again:
                 self._drop(gone)
         for gone in self._leaves_after.pop(k, ()):
             self._natural[gone] = False
@@ -146,6 +153,20 @@ class Backward:
                 self.watcher.change(gone, 0, -1)
         self._goes_on(problem.trace.asks[k].time_s)
         return most
+
+    def _turn(self, k: int) -> None:
+        """What an op makes rests from now on, or does not any more."""
+        self._turning ^= set(self._turns.get(k, ()))
+        if not self._turning or not is_seen(self.problem, self._keep, k):
+            return
+        for op in sorted(self._turning):
+            if op in self._again:
+                self._again.remove(op)
+            else:
+                self._again.add(op)
+                for v in self.problem.outputs[op]:
+                    self._drop_unless_answered(v)
+        self._turning.clear()
 
     def _make(self, wanted: int) -> int:
         """Give `wanted` its memory by replaying whatever is missing on the way to it."""
@@ -175,7 +196,7 @@ class Backward:
                 self._pushes[u] -= 1
                 if not self._pushes[u]:
                     del self._pushes[u]
-                    if problem.maker[u] in self.again:
+                    if problem.maker[u] in self._again:
                         self._drop_unless_answered(u)
             pending.pop()
         return most
@@ -260,13 +281,14 @@ class Backward:
             raise TooManyReplaysError(f"more than {self._limit} replays")
         self.extra_s += problem.replay_s[op]
         self._goes_on(problem.replay_s[op])
-        again = op in self.again
+        again = op in self._again
+        for_good = not again and self._last_turn.get(op, -1) <= self._ask
         scratch = 0
         made = [v for v in problem.outputs[op] if wants[v] and not resident[v]]
         for write in problem.writes[op]:
             if write.old is None:
                 continue
-            if write.alone and wants[write.old] == 1 and not again:
+            if write.alone and ((wants[write.old] == 1 and for_good) or self._goes_anyway(write.old)):
                 # Its memory becomes the new value's (Rule 6).
                 resident[write.old] = False
                 self._live -= problem.nbytes[write.old]
@@ -292,9 +314,13 @@ class Backward:
             for v in made:
                 if v not in self._pushes:
                     self._drop_unless_answered(v)
-        else:
+        elif for_good:
             self._forget(op)
         return during
+
+    def _goes_anyway(self, v: int) -> bool:
+        """Whether it was made for the op that is replayed now, and does not rest."""
+        return self.problem.maker[v] in self._again and self._pushes.get(v) == 1 and not self._answered[v]
 
     def _forget(self, op: int) -> None:
         """The recipe is gone, and with it what only it wanted."""

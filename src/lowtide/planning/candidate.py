@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .backward import TooManyReplaysError
 from .simulator import Simulation, Simulator
+from .turns import NO_TURNS, Turns, settled
 
 _REPLAYS_AN_OP = 60
 _MOST_REPLAYS = 60_000  # a quarter of a second to simulate
@@ -21,6 +22,8 @@ class Candidate:
     solver: str
     offload: frozenset[int] = frozenset()
     """Of the kept ops: those whose values wait in a store, or packed."""
+    turns: Turns = field(default_factory=dict)
+    """Of the recomputed ops: those whose results rest in memory for some time only. Settled."""
 
     @property
     def peak_bytes(self) -> int:
@@ -43,6 +46,7 @@ def judged(
     keep: list[bool] | tuple[bool, ...],
     again: frozenset[int] = frozenset(),
     *,
+    turns: Turns = NO_TURNS,
     offload: frozenset[int] = frozenset(),
     room_bytes: int = 0,
     solver: str,
@@ -54,12 +58,13 @@ def judged(
     problem = simulator.problem
     keep = tuple(bool(kept) for kept in problem.obeyed(keep))
     again = frozenset(j for j in again if not keep[j])
+    turns = settled(problem, keep, turns)
     offload = frozenset(j for j in offload if keep[j] and problem.offloadable[j])
     try:
         simulation = simulator.run(
-            keep, again, offload=offload, room_bytes=room_bytes, max_replays=most_replays(problem.n_ops)
+            keep, again, turns=turns, offload=offload, room_bytes=room_bytes, max_replays=most_replays(problem.n_ops)
         )
     except TooManyReplaysError:
         return None
     # What backward does not need does not leave.
-    return Candidate(keep, again, simulation, solver, frozenset(simulation.written_by))
+    return Candidate(keep, again, simulation, solver, frozenset(simulation.written_by), turns)

@@ -37,7 +37,12 @@ def describe_holders(simulator: Simulator, candidate: Candidate, count: int = 5)
     numbers: Counter[str] = Counter()
     simulation = candidate.simulation
     holders = simulator.holders(
-        candidate.keep, candidate.again, simulation.peak_at, simulation.written_by, simulation.read_after
+        candidate.keep,
+        candidate.again,
+        simulation.peak_at,
+        simulation.written_by,
+        simulation.read_after,
+        candidate.turns,
     )
     for v in holders:
         op = problem.trace.ops[problem.maker[v]]

@@ -3,14 +3,15 @@
 Decisions are changed by group: ops that write over each other's memory are kept or made again together, mostly, and
 ops of few bytes are left alone. Besides changing a few of them there are changes that take several at once, where one
 after the other would have to go through much worse plans: what is kept moves on to the next op, two change places, a
-run of ops is no longer retained, or what is alike in repeated blocks is treated alike.
+run of ops is no longer retained, or what is alike in repeated blocks is treated alike. And what is recomputed may turn:
+what it makes rests, or does not, for a part of backward.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .problem import Problem
 from .repetition import find_stretches
@@ -21,6 +22,8 @@ _ALONE = 0.15
 """How often one op of a group is changed, rather than all of them."""
 _AT_ONCE = (1, 1, 2, 2, 3)
 _RUN = (2, 3, 4, 6)
+_FROM_THE_START = 0.3
+"""How often a part of backward for which something rests, or does not, is its beginning."""
 
 KEPT, ONCE, AGAIN = range(3)
 
@@ -31,18 +34,31 @@ class Decisions:
 
     keep: list[bool]
     again: list[bool]
+    turns: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By op that is made again: the asks with which that changes."""
 
     def copy(self) -> Decisions:
         """To be changed."""
-        return Decisions(self.keep[:], self.again[:])
+        return Decisions(self.keep[:], self.again[:], self.turns.copy())
 
     def state(self, op: int) -> int:
         """What is decided."""
         return KEPT if self.keep[op] else AGAIN if self.again[op] else ONCE
 
     def decide(self, op: int, state: int) -> None:
-        """Decide otherwise."""
+        """Decide otherwise, for all of backward."""
         self.keep[op], self.again[op] = state == KEPT, state == AGAIN
+        self.turns.pop(op, None)
+
+    def turn(self, op: int, start: int, end: int | None) -> None:
+        """From one ask until before another, or for the rest of backward: the other way round."""
+        changes = {start} if end is None else {start, end}
+        if 0 in changes:  # nothing is made again before
+            self.again[op] = not self.again[op]
+            changes.remove(0)
+        turns = tuple(sorted(changes.symmetric_difference(self.turns.pop(op, ()))))
+        if turns:
+            self.turns[op] = turns
 
 
 class Moves:
@@ -63,8 +79,13 @@ class Moves:
         group_of = {j: g for g, ops in enumerate(self.groups) for j in ops}
         self._near = [_near(problem, ops, group_of) for ops in self.groups]
         self._alike = _alike(problem, group_of)
-        kinds = [self._change_some, self._exchange_near, self._exchange_any, self._change_run]
-        self._kinds, self._weights = [*kinds, self._change_alike], [4, 3, 1, 1, 4 if self._alike else 0]
+        self._n_asks = problem.n_asks
+        self._lengths = [2**i for i in range(problem.n_asks.bit_length())]
+        kinds = [self._change_some, self._turn_some, self._exchange_near, self._exchange_any, self._change_run]
+        self._kinds, self._weights = (
+            [*kinds, self._change_alike],
+            [4, 4 if problem.n_asks else 0, 3, 1, 1, 4 if self._alike else 0],
+        )
 
     def change(self, decisions: Decisions, draw: random.Random) -> None:
         """One change."""
@@ -73,6 +94,18 @@ class Moves:
     def _change_some(self, decisions: Decisions, draw: random.Random) -> None:
         for _ in range(draw.choice(_AT_ONCE)):
             self._flip(decisions, draw.randrange(len(self.groups)), draw)
+
+    def _turn_some(self, decisions: Decisions, draw: random.Random) -> None:
+        for _ in range(draw.choice(_AT_ONCE)):
+            group = draw.randrange(len(self.groups))
+            start = 0 if draw.random() < _FROM_THE_START else draw.randrange(self._n_asks)
+            end = start + draw.choice(self._lengths)
+            ops = self.groups[group]
+            if len(ops) > 1 and draw.random() < _ALONE:
+                ops = [draw.choice(ops)]
+            for j in ops:
+                if not decisions.keep[j]:
+                    decisions.turn(j, start, end if end < self._n_asks else None)
 
     def _exchange_near(self, decisions: Decisions, draw: random.Random) -> None:
         """With one that reads what it makes, or makes what it reads."""

@@ -17,8 +17,9 @@ from ..trace import Trace
 from ..trace.json_form import read_document
 from .link import Link
 from .packing import Packing
+from .turns import Turn
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 _FORMAT = "lowtide plan"
 _LINES = 12
 
@@ -57,7 +58,7 @@ class Plan:
     keep: tuple[bool, ...]
     """By op: True to keep what it makes, False to recompute it."""
     again: tuple[int, ...]
-    """Recomputed ops whose results are not retained when they are only an intermediate."""
+    """Recomputed ops whose results are not retained when they are only an intermediate, until they turn."""
     budget_bytes: int
     predicted_peak_bytes: int
     plain_peak_bytes: int
@@ -88,6 +89,8 @@ class Plan:
     """The store, and how fast it was taken to be; None where nothing may be offloaded."""
     packings: tuple[Packing, ...] = ()
     """The codecs that values may be packed by, and how fast they were taken to be."""
+    turns: tuple[Turn, ...] = ()
+    """Recomputed ops whose results are retained for a part of backward only: when that changes."""
     recording_s: float = 0.0
     """Of the predicted time: what noting the ops takes."""
     waited_s: float = 0.0
@@ -229,6 +232,12 @@ def _build(document: dict[str, Any]) -> Plan:
     if not all(type(j) is int and 0 <= j < len(decisions) and decisions[j] == "0" for j in again):
         raise ValueError("an op is to be made more than once that is not to be recomputed")
     fields["again"] = tuple(again)
+    turns = fields["turns"] = tuple(Turn(*turn) for turn in fields["turns"])
+    recomputed = {j for j, mark in enumerate(decisions) if mark == "0"}
+    if not all(type(n) is int and n >= 0 for turn in turns for n in turn) or not recomputed.issuperset(
+        j for turn in turns for j in (turn.op, turn.asked)
+    ):
+        raise ValueError("an op turns, or another does with it, that is not to be recomputed")
     offload, written_by = fields["offload"], fields["written_by"]
     if not all(type(j) is int and 0 <= j < len(decisions) and decisions[j] == "1" for j in offload):
         raise ValueError("an op is to be offloaded that is not to be kept")

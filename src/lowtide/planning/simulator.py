@@ -25,6 +25,7 @@ from .link import Link
 from .packing import Packing
 from .problem import Problem
 from .reading import worth_reading_ahead
+from .turns import NO_TURNS, Turns
 from .writing import Departures, departures
 
 Bytes = npt.NDArray[np.int64]
@@ -72,10 +73,11 @@ def simulate(
     link: Link | None = None,
     packings: Sequence[Packing] = (),
     read_after: Mapping[int, int] | None = None,
+    turns: Turns = NO_TURNS,
 ) -> Simulation:
     """Judge one set of decisions. For many of one trace, make a `Simulator` once."""
     return Simulator(Problem(trace, link, packings)).run(
-        keep, again, offload=written_by or (), written_by=written_by, read_after=read_after or {}
+        keep, again, turns=turns, offload=written_by or (), written_by=written_by, read_after=read_after or {}
     )
 
 
@@ -98,6 +100,7 @@ class Simulator:
         keep: Sequence[int | bool],
         again: Iterable[int] = (),
         *,
+        turns: Turns = NO_TURNS,
         offload: Collection[int] = (),
         room_bytes: int = 0,
         written_by: Mapping[int, int] | None = None,
@@ -107,21 +110,23 @@ class Simulator:
     ) -> Simulation:
         """Follow the decisions through forward and backward: O(ops + asks + replays).
 
-        What the ops in `offload` make is written while ops go on, and leaves when nobody reads it any more. Ops wait
-        for that where `written_by` says so, or else where more than `room_bytes` would be alive. It is read ahead as
-        `read_after` says, or else where that saves time and no more than `room_bytes` are alive then.
+        What the ops in `again` make does not rest in backward, until they turn. What the ops in `offload` make is
+        written while ops go on, and leaves when nobody reads it any more. Ops wait for that where `written_by` says so,
+        or else where more than `room_bytes` would be alive. It is read ahead as `read_after` says, or else where that
+        saves time and no more than `room_bytes` are alive then.
         """
         again_set = frozenset(again)
-        self.problem.check_decisions(keep, again_set, offload)
+        self.problem.check_decisions(keep, again_set.union(turns), offload)
         keep = self.problem.obeyed(keep)
         again_set = frozenset(j for j in again_set if not keep[j])
+        turns = {j: asks for j, asks in turns.items() if not keep[j]}
         ends, wanted_until = self._forward_ends(keep)
         away = self._away(keep, offload, wanted_until)
         left = self._departures(away, ends, room_bytes, written_by)
         forward_live = self._forward_live(ends, away)
 
         def followed(reads: Mapping[int, int], watcher: Watcher | None = None) -> Backward:
-            backward = Backward(self.problem, keep, again_set, wanted_until, max_replays, away, reads)
+            backward = Backward(self.problem, keep, again_set, wanted_until, max_replays, away, reads, turns)
             backward.watcher = watcher
             backward.follow()
             return backward
@@ -182,6 +187,7 @@ class Simulator:
         at: PeakAt,
         written_by: Mapping[int, int] | None = None,
         read_after: Mapping[int, int] | None = None,
+        turns: Turns = NO_TURNS,
     ) -> list[int]:
         """The values that are alive at the fullest moment of that op or ask, largest first."""
         problem = self.problem
@@ -191,7 +197,7 @@ class Simulator:
         if at.phase == "forward":
             alive = [int(v) for v in self._made if problem.maker[v] <= at.index <= ends[v]]
         else:
-            backward = Backward(problem, keep, frozenset(again), wanted_until, None, away, read_after or {})
+            backward = Backward(problem, keep, frozenset(again), wanted_until, None, away, read_after or {}, turns)
             backward.begin()
             for k in range(at.index):
                 backward.answer(k)

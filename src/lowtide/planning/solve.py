@@ -31,6 +31,7 @@ from .rotor import solve_rotor
 from .simulator import Simulator, simulate
 from .smallest import smallest
 from .stages import Decided
+from .turns import to_plan
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
@@ -267,6 +268,7 @@ def _plan(
         problem.link,
         problem.packings,
         decided.read_after,
+        chosen.turns,
     )
     assert checked.peak_bytes <= budget_bytes
     return Plan(
@@ -290,6 +292,7 @@ def _plan(
         written_by=tuple(checked.written_by.values()),
         read_after=tuple(checked.read_after.get(j, j) for j in checked.written_by),
         compress=tuple(j for j in checked.written_by if problem.packed[j]),
+        turns=to_plan(problem, chosen.turns),
         link=problem.link,
         packings=problem.packings,
         recording_s=checked.recording_s,

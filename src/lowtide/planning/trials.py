@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from .candidate import most_replays
 from .problem import Problem
+from .turns import NO_TURNS, Turns, by_ask
 
 
 class Trial(NamedTuple):
@@ -68,10 +69,13 @@ class Trials:
         again: Sequence[int | bool],
         budget_bytes: int,
         *,
+        turns: Turns = NO_TURNS,
         price_s: float = 0.0,
         limit_s: float = math.inf,
     ) -> Trial | None:
         """Follow the decisions, by op: what is kept, as the engine obeys it, and what is recomputed more than once.
+
+        `turns` are of recomputed ops only.
 
         None as soon as the extra time, with `price_s` for each byte too many, is above `limit_s`; or if there are more
         replays than anybody would want.
@@ -126,6 +130,10 @@ class Trials:
                 leaves_after.setdefault(natural_last_ask[v], []).append(v)
         pushes: dict[int, int] = {}  # ops that wait for a value
         k = replays = 0
+        away = list(again)  # by op: what it makes does not rest now
+        turns_at = by_ask(turns)
+        turning: set[int] = set()
+        last_turn = {op: asks[-1] for op, asks in turns.items()}
 
         def drop(v: int) -> None:
             """Nothing of ours holds v any more."""
@@ -160,6 +168,16 @@ class Trials:
             return True
 
         for k, asked, freed, other, rise in self._asks:
+            if k in turns_at:
+                turning.symmetric_difference_update(turns_at[k])
+            if turning and asked >= 0 and not keep[maker[asked]]:
+                for op in turning:
+                    away[op] = not away[op]
+                    if away[op]:
+                        for v in outputs[op]:
+                            if not answered[v]:
+                                drop(v)
+                turning.clear()
             most = live
             pending = []
             if asked >= 0:
@@ -195,7 +213,9 @@ class Trials:
                     for write in problem.writes[op]:
                         if write.old is None:
                             continue
-                        if write.alone and wants[write.old] == 1 and not again[op]:  # Rule 6
+                        goes = away[maker[write.old]] and pushes.get(write.old) == 1 and not answered[write.old]
+                        for_good = not away[op] and last_turn.get(op, -1) <= k
+                        if write.alone and (goes or (for_good and wants[write.old] == 1)):  # Rule 6
                             resident[write.old] = False
                             live -= nbytes[write.old]
                         if write.new not in made:
@@ -205,18 +225,18 @@ class Trials:
                         live += nbytes[o]
                 if live + scratch > most:
                     most = live + scratch
-                if again[op]:
+                if away[op]:
                     for o in made:
                         if o not in pushes and not answered[o]:
                             drop(o)
-                else:
+                elif not last_turn or last_turn.get(op, -1) <= k:
                     forget(op)
                 for u in waiting_for.pop(op, ()):
                     if pushes[u] > 1:
                         pushes[u] -= 1
                         continue
                     del pushes[u]
-                    if again[maker[u]] and not answered[u]:
+                    if away[maker[u]] and not answered[u]:
                         drop(u)
                 pending.pop()
             most = max(most - rise, live) + other
@@ -233,7 +253,7 @@ class Trials:
                     drop(v)
                     if unwanted(maker[v]):
                         forget(maker[v])
-                elif again[maker[v]]:
+                elif away[maker[v]]:
                     drop(v)
             for v in leaves_after.pop(k, ()):
                 live -= nbytes[v]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..planning import Link, Packing, Problem, Simulation, Simulator
 from ..planning.describing import module_kind
 from ..planning.reading import WHEN_BACKWARD_BEGINS
+from ..planning.turns import Turn, from_plan
 from ..trace import Trace
 
 Bytes = npt.NDArray[np.int64]
@@ -115,10 +116,11 @@ def follow(
     link: Link | None = None,
     packings: Sequence[Packing] = (),
     read_after: Mapping[int, int] | None = None,
+    turns: Iterable[Turn] = (),
 ) -> Timeline:
     """Play the decisions through one step; `written_by` has those that wait elsewhere, by `link` or `packings`.
 
-    `read_after` has those of them that are read ahead.
+    `read_after` has those of them that are read ahead, `turns` what rests in memory for a part of backward only.
     """
     simulator = Simulator(Problem(trace, link, packings))
     obeyed = tuple(bool(kept) for kept in simulator.problem.obeyed(keep))
@@ -126,7 +128,13 @@ def follow(
     reads = read_after or {}
     census = _Census(simulator, obeyed, written_by or {}, reads, modules)
     simulation = simulator.run(
-        keep, again, offload=written_by or (), written_by=written_by, read_after=reads, watcher=census
+        keep,
+        again,
+        turns=from_plan(simulator.problem, turns),
+        offload=written_by or (),
+        written_by=written_by,
+        read_after=reads,
+        watcher=census,
     )
     kind_bytes = np.array(census.kind_rows, dtype=np.int64).reshape(len(census.moments), len(KINDS))
     other_bytes = np.array([_other_bytes(trace, moment) for moment in census.moments], dtype=np.int64)
