@@ -55,7 +55,7 @@ class Schedule(Obeyed):
     def prepare(self, bench: Bench) -> None:
         bench.reset()
         other_bytes = bench.other_bytes
-        simulator = Simulator(Problem(bench.trace()))
+        simulator = Simulator(Problem(bench.trace().without_copies()))
         chosen = judged(simulator, BASELINES[self.schedule](simulator.problem), solver=self.schedule)
         if chosen is None:
             raise NotApplicableError("this schedule replays too much to be followed")
@@ -72,7 +72,7 @@ class Rotor(WithinRung):
     family = "rotor"
 
     def _made_plan(self, bench: Bench) -> lowtide.Plan:
-        problem, limit = Problem(bench.trace()), self._limit_bytes
+        problem, limit = Problem(bench.trace().without_copies()), self._limit_bytes
         simulator = Simulator(problem)
         chosen = solve_rotor(simulator, limit - limit // CAUTION) or solve_rotor(simulator, limit)
         if chosen is None:

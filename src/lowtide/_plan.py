@@ -101,7 +101,8 @@ def frontier_of(
 ) -> Frontier:
     """`frontier` of a step that was profiled before; `progress` is called with the number of plans made so far."""
     simulator = Simulator(Problem(trace, link, packings))
-    keep_all = simulator.run([True] * len(trace.ops))
+    untouched = Simulator(Problem(trace.without_copies(), link, packings))
+    keep_all = untouched.run([True] * len(trace.ops))
     least = smallest(simulator, deadline=time.monotonic() + 2 * deadline_s)
     found = []
     for k in range(points):
@@ -114,7 +115,7 @@ def frontier_of(
             progress(k + 1)
     baselines = []
     for name, decide in BASELINES.items():
-        judged = simulator.run(decide(simulator.problem))
+        judged = untouched.run(decide(untouched.problem))
         bound = lower_bound(simulator.problem, judged.peak_bytes)
         baselines.append(Point(judged.peak_bytes, judged.peak_bytes, judged.step_s, bound.step_s, name))
     return Frontier(tuple(found), tuple(baselines), keep_all.peak_bytes, trace.step_s)

@@ -297,14 +297,14 @@ class Naive:
         away = {self.trace.values[v].op for v in self.made if self.is_away(v)}
         noted = {j for j in range(self.n) if not self.keep[j] or j in away}
         if not noted:
-            return 0.0
+            return self.trace.copying_s
 
         def is_due(charge) -> bool:
             brought = charge.after is not None and is_due(self.trace.charges[charge.after])
             return brought or any(j in noted for j in charge.ops)
 
         charged = sum(charge.time_s for charge in self.trace.charges if is_due(charge))
-        return charged + self.trace.noting_s * len(noted) + self.trace.attending_s
+        return charged + self.trace.noting_s * len(noted) + self.trace.attending_s + self.trace.copying_s
 
 
 def naive_simulation(

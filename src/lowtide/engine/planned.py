@@ -162,6 +162,11 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         else:
             super()._keep(value, tensor, storage)
 
+    @property
+    def copies_gradients(self) -> bool:
+        """Whether the plan has gradients copied that wait as a part of a larger one."""
+        return self._plan.copies and self.differs_at is None
+
     def backward_begins(self) -> None:
         """A backward pass through the step is about to run."""
         if self._ferry is not None and self.differs_at is None:

@@ -126,6 +126,10 @@ class Room:
     def passes(self) -> None:
         """A view goes by: it takes no memory."""
 
+    def copies(self, part: Tensor) -> Callable[[float], None]:
+        """A gradient is about to be copied (`part_gradients`): what is returned is called when its wait is over."""
+        return _nothing
+
     # -- values ---------------------------------------------------------------------------------------
 
     @property
@@ -347,3 +351,7 @@ class Room:
             values_decompressed=counts["decompressed"],
             store=self.offloading.store.tier if self.offloading is not None else None,
         )
+
+
+def _nothing(seconds: float) -> None:
+    pass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -56,6 +57,20 @@ class _Storage(weakref.ref[torch.UntypedStorage]):
     nbytes: int
 
 
+class _Others:
+    """The most bytes that are not the trace's own, from an ask on."""
+
+    __slots__ = ("first", "most")
+
+    def __init__(self, first: int) -> None:
+        self.first = self.most = max(0, first)
+
+    @property
+    def rise_bytes(self) -> int:
+        """What came after the ask was answered."""
+        return self.most - self.first
+
+
 class Profile:
     """What a step did so far."""
 
@@ -65,8 +80,8 @@ class Profile:
         self.values: list[_Value] = []
         self.saved: dict[int, None] = {}
         self.asks: list[tuple[int, int]] = []  # value, node
-        self.ask_others: list[int] = []
-        self.ask_others_at_first: list[int] = []
+        self.ask_others: list[_Others] = []
+        self.ask_others_uncopied: list[_Others] = []  # the same, if no gradient were copied
         self.ask_times: list[tuple[float, float]] = []  # asked, answered
         self.own_bytes = 0
         self._ids: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
@@ -78,6 +93,8 @@ class Profile:
         self._calibration = calibration()  # not in backward, where nothing is recorded
         self._ended = time.perf_counter()
         self.watching_s: list[float] = []  # by ask: what watching backward has taken
+        self.copying_s = 0.0
+        self._uncopied_bytes = 0  # that would be alive now, beside what is, if no gradient were copied
         self._left: float | None = None  # when forward was last left alone
         self._between_s = 0.0  # what forward took between the ops
 
@@ -143,9 +160,12 @@ class Profile:
     def moment(self, live_bytes: int) -> None:
         """So many bytes are alive, of everybody: remember the most that are not the trace's own."""
         other = live_bytes - self.own_bytes
-        places = self.ask_others or self.others
-        if places and other > places[-1]:
-            places[-1] = other
+        if self.asks:
+            with_copies, without = self.ask_others[-1], self.ask_others_uncopied[-1]
+            with_copies.most = max(with_copies.most, other)
+            without.most = max(without.most, other + self._uncopied_bytes)
+        elif self.others and other > self.others[-1]:
+            self.others[-1] = other
 
     def saves(self, value: Value, stretch: int) -> None:
         """Autograd saves a value."""
@@ -162,11 +182,37 @@ class Profile:
     def asked(self, value: Value, since: float, live_bytes: int) -> None:
         """Backward has asked for a value, and has it now."""
         self.asks.append((self._id_of(value), running_node_number()))
-        self.ask_others.append(0)
-        self.ask_others_at_first.append(live_bytes - self.own_bytes)
+        other = live_bytes - self.own_bytes
+        self.ask_others.append(_Others(other))
+        self.ask_others_uncopied.append(_Others(other + self._uncopied_bytes))
         self.watching_s.append(0.0)
         self.ask_times.append((since, time.perf_counter()))
-        self.moment(live_bytes)
+
+    def copies(self, part: Tensor) -> Callable[[float], None]:
+        """A gradient is about to be copied: what is returned is called when its wait is over, with what it took.
+
+        Without the copy its memory would not be there; but all that it is a part of would be, until the wait is over.
+        """
+        ask, whole_bytes = len(self.asks) - 1, part.untyped_storage().nbytes()
+        self._uncopied_bytes -= part.nbytes
+        more_bytes = -part.nbytes
+
+        def whole_is_gone() -> None:
+            nonlocal more_bytes
+            self._uncopied_bytes += whole_bytes
+            more_bytes += whole_bytes
+
+        gone = weakref.finalize(part.untyped_storage(), whole_is_gone)
+        gone.atexit = False
+
+        def is_over(seconds: float) -> None:
+            gone.detach()
+            self._uncopied_bytes -= more_bytes
+            self.copying_s += seconds
+            if ask >= 0:
+                self.watching_s[ask] += seconds
+
+        return is_over
 
     def ended(self) -> None:
         """The backward pass has ended."""
@@ -190,8 +236,8 @@ class Profile:
                 previous, number = node, number + 1
             until = self.ask_times[k + 1][0] if k + 1 < len(self.asks) else self._ended
             time_s = max(0.0, until - self.ask_times[k][1] - self.watching_s[k])
-            rise_bytes = max(0, self.ask_others[k] - max(0, self.ask_others_at_first[k]))
-            asks.append(records.Ask(value, number, self.ask_others[k], time_s, rise_bytes))
+            others = self.ask_others[k]
+            asks.append(records.Ask(value, number, others.most, time_s, others.rise_bytes))
         times_s = self._usual([op.time_s for op in self.ops])
         agains_s = self._usual([op.again_s for op in self.ops])
         ops = tuple(
@@ -214,7 +260,17 @@ class Profile:
             attending_s=where.calls * self._calibration.call_s,
             replay_s=self._calibration.replay_s,
             cold_s_per_byte=self._calibration.cold_s_per_byte,
+            copies=self._saved_by_copies(),
+            copying_s=self.copying_s,
         )
+
+    def _saved_by_copies(self) -> tuple[records.Copied, ...]:
+        found = []
+        for k, (with_copies, without) in enumerate(zip(self.ask_others, self.ask_others_uncopied, strict=True)):
+            more = without.most - with_copies.most, without.rise_bytes - with_copies.rise_bytes
+            if any(more):
+                found.append(records.Copied(k, *more))
+        return tuple(found)
 
     def _usual(self, times_s: list[float] | list[float | None]) -> list[float | None]:
         """By op: of ops alike, what the one in the middle took; None where that is known of none."""
@@ -307,6 +363,10 @@ class ProfilingRoom(Room):
     def passes(self) -> None:
         """A view goes by."""
         self.profile.watched(0.0)
+
+    def copies(self, part: Tensor) -> Callable[[float], None]:
+        """A gradient is about to be copied."""
+        return self.profile.copies(part)
 
     def own(self, value: Value, tensor: Tensor) -> None:
         """A value has been made again."""

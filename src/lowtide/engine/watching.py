@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .effects import FACTS, OpFacts, facts_of
 from .modes import EngineMode
+from .part_gradients import copied
 from .room import POOL, Room
 from .torch_private import (
     innermost_mode,
@@ -171,8 +172,9 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
             # The nodes that this pass makes ask us for nothing, so we could not step aside for their formulas.
             _spans.clear()
         hooks = [node.register_prehook(_step_aside) for node in _sensitive_nodes(roots)] if unasked else []
+        oldest = min((span.first for span in _spans), default=None)
         try:
-            with Watch(room):
+            with Watch(room), copied(roots, oldest, room.copies):
                 return original(roots, *args, **kwargs)
         finally:
             for hook in hooks:

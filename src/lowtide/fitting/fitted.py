@@ -189,7 +189,8 @@ class Fitted:
         """Whether everything is kept, and steps of this kind have shown that they go as planned."""
         spare = self.limit_bytes - plan.predicted_peak_bytes - kind.grown_bytes
         trusted = kind.obeyed >= _TRUSTED_AFTER and kind.left == 0
-        return trusted and not plan.recomputed and not plan.offload and spare >= _AMPLE * self.limit_bytes
+        untouched = not (plan.recomputed or plan.offload or plan.copies)
+        return trusted and untouched and spare >= _AMPLE * self.limit_bytes
 
     def _plan_for(self, kind: Kind, outside: int) -> Plan | None:
         """The plan for a step that begins with so many bytes alive; None where there is none yet."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ..engine import watching
 from ..engine.budgeting import BudgetedRecorder
+from ..engine.part_gradients import copied
 from ..engine.planned import PlannedRecorder
 from ..engine.recorder import Recorder
 from ..engine.scope import saving
@@ -118,9 +119,10 @@ def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         recorders = [s.recorder for s in through if s.recorder is not None]
         unplanned = any(getattr(recorder, "differs_at", 0) is not None for recorder in recorders)
         gauge = next((g for recorder in recorders if (g := getattr(recorder, "gauge", None)) is not None), None)
-        measured = gauge is not None and not unplanned and not makes_graph((roots, *args))
+        graph = makes_graph((roots, *args))
+        measured = Watch(gauge) if gauge is not None and not unplanned and not graph else contextlib.nullcontext()
         try:
-            with Watch(gauge) if measured and gauge is not None else contextlib.nullcontext():
+            with measured, copied(roots, None if graph else _oldest_copied(through)):
                 for recorder in recorders:
                     if isinstance(recorder, PlannedRecorder):
                         recorder.backward_begins()
@@ -135,6 +137,12 @@ def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         return out
 
     return run
+
+
+def _oldest_copied(steps: list[Step]) -> int | None:
+    """The number from which on backward nodes belong to steps whose plans have gradients copied."""
+    copying = [step for step in steps if isinstance(step.recorder, PlannedRecorder) and step.recorder.copies_gradients]
+    return min((step.span.first for step in copying), default=None)
 
 
 _undo: list[Callable[[], None]] = []

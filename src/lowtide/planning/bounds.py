@@ -80,7 +80,7 @@ def lower_bound(
         return Bound(plain_s, impossible=True)
     if keep_all.peak_bytes > budget_bytes:  # so that something is to be noted, whatever it is
         best_s += problem.trace.attending_s
-    return Bound(plain_s + best_s, impossible=False, decided=decided)
+    return Bound(plain_s + best_s + problem.trace.copying_s, impossible=False, decided=decided)
 
 
 def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[float | None, set[Place]]:

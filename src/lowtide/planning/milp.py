@@ -115,7 +115,8 @@ def solve_milp(
             cost[variable] = unit_s / model.time_unit
         if better_than_s is not None:
             terms = {int(c): float(cost[c]) for c in np.flatnonzero(cost)}
-            rows.add(terms, -np.inf, (better_than_s - problem.trace.attending_s) / model.time_unit)
+            fixed_s = problem.trace.attending_s + problem.trace.copying_s
+            rows.add(terms, -np.inf, (better_than_s - fixed_s) / model.time_unit)
         cost[: model.n_classes] += 1e-7  # holding what nobody needs is not free
         upper = np.ones(count)
         upper[: model.n_variables] = model.upper()

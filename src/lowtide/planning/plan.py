@@ -91,6 +91,8 @@ class Plan:
     """The codecs that values may be packed by, and how fast they were taken to be."""
     turns: tuple[Turn, ...] = ()
     """Recomputed ops whose results are retained for a part of backward only: when that changes."""
+    copies: bool = False
+    """Whether gradients are copied that wait as a part of a larger one."""
     recording_s: float = 0.0
     """Of the predicted time: what noting the ops takes."""
     waited_s: float = 0.0
@@ -143,6 +145,7 @@ class Plan:
             f"recompute    {len(self.recomputed):,} of {len(self.keep):,} ops, {self.replayed_ops:,} replays"
             + (f", {len(self.again):,} ops more than once" if self.again else ""),
             *self._about_elsewhere(),
+            *(["copy         gradients that wait as a part of a larger one, so that it can go"] if self.copies else []),
             f"found by     {self.solver}, in {self.solve_s:.1f} s",
         ]
         for pin in self.pinned[:_LINES]:
@@ -217,6 +220,8 @@ def _build(document: dict[str, Any]) -> Plan:
         "recording_s": (int, float),
         "fingerprint": str,
     }
+    if not isinstance(fields["copies"], bool):
+        raise TypeError(f"copies is {fields['copies']!r}")
     for name, kind in types.items():
         if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
             raise TypeError(f"{name} is {fields[name]!r}")

@@ -61,6 +61,7 @@ class Problem:
     def _settle_charges(self) -> None:
         """What is seen of a step is seen in parts, of which some bring others with them."""
         self.charges = self.trace.charges
+        self._charge_s = [charge.time_s for charge in self.charges]
         self._charges_of: list[list[int]] = [[] for _ in range(self.n_ops)]
         for number, charge in enumerate(self.charges):
             for j in charge.ops:
@@ -68,15 +69,15 @@ class Problem:
         self._brought = [(number, c.after) for number, c in enumerate(self.charges) if c.after is not None]
 
     def recording_s(self, noted: Collection[int]) -> float:
-        """What it takes that these ops are noted, which are not simply kept; nothing where there are none."""
+        """What it takes that these ops are noted, which are not simply kept, and to copy gradients."""
         if not noted:
-            return 0.0
+            return self.trace.copying_s
         due = {number for j in noted for number in self._charges_of[j]}
         for number, after in self._brought:  # in the order of the step: what brings one may be brought itself
             if after in due:
                 due.add(number)
-        charged_s = sum(self.charges[number].time_s for number in sorted(due))
-        return charged_s + len(noted) * self.trace.noting_s + self.trace.attending_s
+        charged_s = sum([self._charge_s[number] for number in sorted(due)])
+        return charged_s + len(noted) * self.trace.noting_s + self.trace.attending_s + self.trace.copying_s
 
     def _settle_ways(self) -> None:
         """Which values may wait elsewhere, and how: packed if that is exact or there is no store, else in the store."""

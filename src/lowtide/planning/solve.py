@@ -80,13 +80,14 @@ def solve(
     trace.check()
     started, started_cpu = time.monotonic(), time.thread_time()
     say = progress if progress is not None else _silence
-    simulator = Simulator(Problem(trace, link, packings))
-    plain = judged(simulator, simulator.problem.keep_all(), solver="keep all")
+    untouched = Simulator(Problem(trace.without_copies(), link, packings))
+    plain = judged(untouched, untouched.problem.keep_all(), solver="keep all")
     assert plain is not None  # keeping everything replays nothing
     wanted_bytes = max(1, budget_bytes - leave_free_bytes)
     if plain.peak_bytes <= wanted_bytes:
         say("everything fits: nothing to recompute")
-        return _plan(simulator, plain, plain, Bound(trace.step_s, impossible=False), budget_bytes, started)
+        return _plan(untouched, plain, plain, Bound(trace.step_s, impossible=False), budget_bytes, started)
+    simulator = Simulator(Problem(trace, link, packings)) if trace.copies else untouched
     bound = lower_bound(simulator.problem, wanted_bytes, deadline=started + 0.2 * deadline_s)
     slowness = _slowness(time.monotonic() - started, time.thread_time() - started_cpu)
     hurry_until = started + slowness * _hurry_s(simulator.problem.n_ops, deadline_s)
@@ -118,7 +119,38 @@ def solve(
     bound = _proved(simulator, wanted_bytes, bound, best, proof_s, whole=True)
     if bound.decided is not None:
         best = _better(simulator, bound.decided, best, max(wanted_bytes, best.peak_bytes))
+    if simulator is not untouched:
+        bound = _also_without_copies(untouched, bound, best, wanted_bytes, proof_s)
+        best, simulator = _copying_if_needed(untouched, simulator, best, max(wanted_bytes, best.peak_bytes))
     return _plan(simulator, best, plain, bound, budget_bytes, started)
+
+
+def _also_without_copies(
+    untouched: Simulator, bound: Bound, best: Candidate, budget_bytes: int, seconds: float
+) -> Bound:
+    """A bound for plans that make no copies either: they have more to hold, for most of backward."""
+    without = lower_bound(untouched.problem, budget_bytes, deadline=time.monotonic() + seconds)
+    if without.step_s < bound.step_s:
+        without = _proved(untouched, budget_bytes, without, best, seconds, whole=True)
+    return bound if without.impossible else replace(bound, step_s=min(bound.step_s, without.step_s))
+
+
+def _copying_if_needed(
+    untouched: Simulator, copying: Simulator, best: Candidate, budget_bytes: int
+) -> tuple[Candidate, Simulator]:
+    """The same plan without copies, where it fits all the same."""
+    same = judged(
+        untouched,
+        best.keep,
+        best.again,
+        turns=best.turns,
+        offload=best.offload,
+        room_bytes=budget_bytes,
+        solver=best.solver,
+    )
+    if same is not None and same.peak_bytes <= budget_bytes and same.extra_s <= best.extra_s:
+        return same, untouched
+    return best, copying
 
 
 def _proved(
@@ -293,6 +325,7 @@ def _plan(
         read_after=tuple(checked.read_after.get(j, j) for j in checked.written_by),
         compress=tuple(j for j in checked.written_by if problem.packed[j]),
         turns=to_plan(problem, chosen.turns),
+        copies=bool(problem.trace.copies),
         link=problem.link,
         packings=problem.packings,
         recording_s=checked.recording_s,

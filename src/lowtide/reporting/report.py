@@ -67,8 +67,9 @@ class Report:
                 f"the plan was made for a step with fingerprint {plan.fingerprint}, and this trace has "
                 f"{trace.fingerprint}: report on the trace that the plan was solved for"
             )
+        followed = trace if plan.copies else trace.without_copies()
         timeline = follow(
-            trace, plan.keep, plan.again, plan.departures, plan.link, plan.packings, plan.reads_ahead, plan.turns
+            followed, plan.keep, plan.again, plan.departures, plan.link, plan.packings, plan.reads_ahead, plan.turns
         )
         return Report(trace, plan, frontier, measured_peak_bytes, measured_step_s, timeline, account_modules(timeline))
 

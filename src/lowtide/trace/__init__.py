@@ -3,6 +3,6 @@
 The engine and the profiler make a `Trace`; `lowtide.planning` reads it. Imports no torch.
 """
 
-from .records import TRACE_VERSION, Ask, Charge, Op, Trace, Value, Write
+from .records import TRACE_VERSION, Ask, Charge, Copied, Op, Trace, Value, Write
 
-__all__ = ["TRACE_VERSION", "Ask", "Charge", "Op", "Trace", "Value", "Write"]
+__all__ = ["TRACE_VERSION", "Ask", "Charge", "Copied", "Op", "Trace", "Value", "Write"]

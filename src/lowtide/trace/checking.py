@@ -24,6 +24,7 @@ def check_trace(trace: Trace) -> None:
         "attending": trace.attending_s,
         "a replay": trace.replay_s,
         "reading a byte": trace.cold_s_per_byte,
+        "copying": trace.copying_s,
     }
     for what, seconds in times.items():
         if not _is_time(seconds):
@@ -32,6 +33,11 @@ def check_trace(trace: Trace) -> None:
     _check_ops(trace)
     _check_asks(trace)
     _check_charges(trace)
+    for copied in trace.copies:
+        if not 0 <= copied.ask < len(trace.asks):
+            _refuse(f"copies make a difference at ask {copied.ask}, of {len(trace.asks)}")
+        if trace.asks[copied.ask].rise_bytes + copied.more_rise_bytes < 0:
+            _refuse(f"without copies {copied.more_rise_bytes} bytes more come once ask {copied.ask} is answered")
 
 
 def _check_values(trace: Trace) -> None:

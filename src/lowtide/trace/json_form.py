@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from .._errors import ArgumentError
-from .records import TRACE_VERSION, Ask, Charge, Op, Trace, Value, Write
+from .records import TRACE_VERSION, Ask, Charge, Copied, Op, Trace, Value, Write
 
 _FORMAT = "lowtide trace"
 
@@ -54,6 +54,8 @@ def trace_to_json(trace: Trace) -> str:
         "saved": trace.saved,
         "asks": [[a.value, a.node, a.other_bytes, a.time_s, a.rise_bytes] for a in trace.asks],
         "charges": [[c.ops, c.time_s, c.after] for c in trace.charges],
+        "copies": [[c.ask, c.more_bytes, c.more_rise_bytes] for c in trace.copies],
+        "copying_s": trace.copying_s,
     }
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
@@ -137,6 +139,8 @@ def _build(document: dict[str, Any]) -> Trace:
         attending_s=_seconds(document["attending_s"]),
         replay_s=_seconds(document["replay_s"]),
         cold_s_per_byte=_seconds(document["cold_s_per_byte"]),
+        copies=tuple(Copied(_int(ask), _int(more), _int(rise)) for ask, more, rise in _list(document["copies"])),
+        copying_s=_seconds(document["copying_s"]),
     )
 
 

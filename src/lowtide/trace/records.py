@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from .._errors import ArgumentError
 
-TRACE_VERSION = 6
+TRACE_VERSION = 7
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,17 @@ class Charge:
 
 
 @dataclass(frozen=True)
+class Copied:
+    """What would be otherwise at an ask if no gradient were copied that waits as a part of a larger one."""
+
+    ask: int
+    more_bytes: int
+    """That many `other_bytes` more; fewer while a copy is there beside what it is a part of."""
+    more_rise_bytes: int
+    """The same of `rise_bytes`."""
+
+
+@dataclass(frozen=True)
 class Trace:
     """One training step."""
 
@@ -122,6 +133,10 @@ class Trace:
     """What replaying an op takes beside its own time."""
     cold_s_per_byte: float = 0.0
     """And what it takes more to read what it reads: in forward that was made just before."""
+    copies: tuple[Copied, ...] = ()
+    """By ask, where copies make a difference: this step made them, and `asks` are as they are with them."""
+    copying_s: float = 0.0
+    """What making them takes."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -133,6 +148,17 @@ class Trace:
             [ask.value for ask in self.asks],
         )
         return hashlib.sha256(json.dumps(structure, separators=(",", ":")).encode()).hexdigest()[:32]
+
+    def without_copies(self) -> Trace:
+        """The same step where no gradient is copied, as plain PyTorch would go through it."""
+        if not self.copies:
+            return self
+        asks = list(self.asks)
+        for copied in self.copies:
+            ask = asks[copied.ask]
+            other, rise = ask.other_bytes + copied.more_bytes, ask.rise_bytes + copied.more_rise_bytes
+            asks[copied.ask] = replace(ask, other_bytes=max(0, other), rise_bytes=rise)
+        return replace(self, asks=tuple(asks), copies=(), copying_s=0.0)
 
     def check(self) -> None:
         """Raise `ArgumentError` where the records contradict each other."""
