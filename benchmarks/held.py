@@ -5,19 +5,23 @@
 For each budget (shares of plain's peak, and the smallest that the planner finds a plan for) the model is fitted
 anew and takes four steps: one profiled under the online budget (at the smallest: by a plan too, from `lowtide.plan`),
 three by the plan, the last of them under a meter that knows nothing of lowtide. Small models with large batches, so
-that activations are most of the memory. Peaks do not depend on how busy the machine is; planning times do.
+that activations are most of the memory. Peaks do not depend on how busy the machine is; planning times do. Where a plan
+is further above its lower bound than it should be, a better bound is looked for, for longer than planning can.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import lowtide
+from lowtide.fitting.solving import CAUTION
+from lowtide.planning.proving import prove
 
 from .harness import machine
 from .harness.models import (
@@ -56,6 +60,8 @@ SMALLEST = "smallest"
 CLOSE = 0.03
 NEAR = {"60 %": 0.01, "35 %": 0.03}
 """By budget: how far above the lower bound a plan's time may be, as a share of plain's."""
+PROOF_S = 180.0
+"""How long a better bound is looked for."""
 QUICK_S, QUICK_OPS = 2.0, 300
 """How long planning may take, with so many ops."""
 
@@ -84,6 +90,8 @@ class Row:
     """Simulated time above plain's, as a share of it."""
     gap: float | None = None
     """Simulated time above the lower bound, as a share of plain's."""
+    planned_gap: float | None = None
+    """The same with the bound that planning had time for."""
 
     @property
     def held(self) -> bool:
@@ -130,6 +138,12 @@ def rows_of(name: str, case: Case) -> Iterator[Row]:
         report = lowtide.report(bench.model)
         plan = report.plan
         assert plan is not None
+        gap = plan.gap
+        if gap > NEAR.get(asked, math.inf):
+            assert report.trace is not None
+            spare = plan.budget_bytes // CAUTION
+            bound_s = prove(report.trace, plan, seconds=PROOF_S, leave_free_bytes=spare)
+            gap = (plan.predicted_step_s - bound_s) / plan.plain_step_s
         yield Row(
             name,
             asked,
@@ -145,7 +159,8 @@ def rows_of(name: str, case: Case) -> Iterator[Row]:
             ops=len(plan.keep),
             planning_s=plan.solve_s,
             extra=plan.predicted_step_s / plan.plain_step_s - 1,
-            gap=plan.gap,
+            gap=gap,
+            planned_gap=plan.gap,
         )
         lowtide.unfit(bench.model)
 
@@ -198,11 +213,13 @@ def page(rows: list[Row], where: dict[str, object]) -> str:
         assert row.metered_bytes is not None
         assert row.extra is not None
         assert row.gap is not None
+        assert row.planned_gap is not None
         assert row.planning_s is not None
         shown.append([
             row.model, row.asked, share,
             f"{100 * row.metered_bytes / row.budget_bytes:.1f} %", f"{100 * row.off:+.2f} %",
-            "to the bit" if row.exact else "NO", f"{100 * row.extra:.1f} %", f"{100 * row.gap:.2f} %",
+            "to the bit" if row.exact else "NO", f"{100 * row.extra:.1f} %",
+            f"{100 * row.gap:.2f} %" + (f" ({100 * row.planned_gap:.2f} %)" if row.planned_gap != row.gap else ""),
             f"{row.ops}", f"{row.planning_s:.1f} s",
         ])  # fmt: skip
     header = (
@@ -220,7 +237,8 @@ def page(rows: list[Row], where: dict[str, object]) -> str:
             else "Every plan held, exact, and predicted within 3 %.\n\n"
         )
         + f"{targets(rows)}\n\n"
-        + table(header, shown)
+        "Planning has little time to prove a bound. Where its own says too little, in brackets, a better one was "
+        f"looked for afterwards, for up to {PROOF_S:.0f} s.\n\n" + table(header, shown)
     )
 
 

@@ -65,7 +65,7 @@ def test_damaged_plans_are_refused(plan):
     good = json.loads(plan.to_json())
     for field in good:
         for wrong in (None, [None], {"a": 1}, [[1]], True):
-            if wrong == good[field]:
+            if type(wrong) is type(good[field]) is bool or wrong == good[field]:
                 continue
             with pytest.raises(ArgumentError):
                 Plan.from_json(json.dumps({**good, field: wrong}))

@@ -30,8 +30,8 @@ def test_a_plan_that_replays_twice():
     bound = lower_bound(problem, 32, deadline=time.monotonic() + 5, whole=True)
     assert bound.decided is not None
     assert bound.decided.keep == (True, False, False, True)
-    assert bound.decided.again == {1}
-    found = judged(Simulator(problem), bound.decided.keep, bound.decided.again, solver="stages")
+    assert bound.decided.turns == {1: (0, 2)}  # ask 1 is for what is kept
+    found = judged(Simulator(problem), bound.decided.keep, turns=bound.decided.turns, solver="stages")
     assert found is not None
     assert found.peak_bytes == 32
     assert found.extra_s == pytest.approx(3.0)
@@ -48,6 +48,6 @@ def test_it_can_be_followed_and_is_no_quicker_than_the_bound(trace, share):
     bound = lower_bound(simulator.problem, budget, deadline=time.monotonic() + 5, whole=True)
     if bound.decided is None:
         return
-    found = judged(simulator, bound.decided.keep, bound.decided.again, solver="stages")
+    found = judged(simulator, bound.decided.keep, turns=bound.decided.turns, solver="stages")
     if found is not None and found.peak_bytes <= budget:
         assert found.simulation.step_s >= bound.step_s * (1 - 1e-6)

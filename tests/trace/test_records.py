@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from lowtide._errors import ArgumentError
-from lowtide.trace import TRACE_VERSION, Ask, Charge, Op, Trace, Value, Write
+from lowtide.trace import TRACE_VERSION, Ask, Charge, Copied, Op, Trace, Value, Write
 
 from ..planning.traces import gpt_trace, traces, unfused_trace
 
@@ -36,6 +36,8 @@ def trace() -> Trace:
         note="a note",
         noting_s=0.5,
         charges=(Charge((0, 1), 0.25), Charge((2,), 0.125, after=0)),
+        copies=(Copied(0, -4, 0), Copied(1, 8, 3)),
+        copying_s=0.0625,
     )
 
 
@@ -97,7 +99,7 @@ def broken(trace, **changes):
 
 def test_contradictions_are_named(trace):
     ops, values = trace.ops, trace.values
-    assert "version 7" in broken(trace, version=7)
+    assert f"version {TRACE_VERSION + 1}" in broken(trace, version=TRACE_VERSION + 1)
     assert "refers to value 9 of 4" in broken(trace, ops=(*ops[:2], replace(ops[2], inputs=(9,))))
     assert "made later, by op 2" in broken(trace, ops=(replace(ops[0], inputs=(3,)), *ops[1:]))
     assert "names a value twice" in broken(trace, ops=(*ops[:2], replace(ops[2], inputs=(2, 2))))
@@ -116,6 +118,9 @@ def test_contradictions_are_named(trace):
     assert "charge 0 is for op 3 of 3" in broken(trace, charges=(Charge((3,), 1.0),))
     assert "charge 0 falls due with charge 0" in broken(trace, charges=(Charge((0,), 1.0, after=0),))
     assert "saved twice" in broken(trace, saved=(2, 0, 2))
+    assert "copies make a difference at ask 2, of 2" in broken(trace, copies=(Copied(2, 1, 0),))
+    assert "without copies -9 bytes more come once ask 0" in broken(trace, copies=(Copied(0, 1, -9),))
+    assert "copying takes -1.0 s" in broken(trace, copying_s=-1.0)
     assert "was not saved" in broken(trace, asks=(Ask(1, 0),))
     assert "do not follow each other" in broken(trace, asks=(Ask(2, 0), Ask(0, 1), Ask(2, 0)))
 
@@ -142,14 +147,17 @@ def test_every_damage_to_a_field_is_an_argument_error(trace):
             if wrong == good[field] or (field == "note" and wrong == "x") or (field == "device" and wrong == "x"):
                 continue
             document = {**good, field: wrong}
-            if field in ("step_s", "noting_s", "attending_s", "replay_s", "cold_s_per_byte") and wrong == 1.5:
+            if (
+                field in ("step_s", "noting_s", "attending_s", "replay_s", "cold_s_per_byte", "copying_s")
+                and wrong == 1.5
+            ):
                 continue  # another time, and a valid one
             if field == "peak_bytes" and wrong == -1:
                 continue  # not looked at
             if field == "asks" and wrong == []:
                 continue  # a step whose backward asked for nothing
-            if field == "charges" and wrong == []:
-                continue  # one that is seen for nothing
+            if field in ("charges", "copies") and wrong == []:
+                continue  # one that is seen for nothing, or in which no gradient waits
             with pytest.raises(ArgumentError):
                 Trace.from_json(json.dumps(document))
         document = {name: value for name, value in good.items() if name != field}

@@ -24,7 +24,8 @@ from ..trace import Trace
 log = logging.getLogger("lowtide")
 
 _DEADLINE_S = 20.0
-_CAUTION = 200  # a plan leaves 1/200 of the limit free where it can: simulated bytes are right to about that
+CAUTION = 200
+"""A plan leaves 1/200 of the limit free where it can: simulated bytes are right to about that."""
 
 
 def shift(trace: Trace, nbytes: int) -> Trace:
@@ -52,7 +53,7 @@ def solve_with_caution(
         limit_bytes,
         link=link_to(store),
         packings=packings_for(trace, codecs),
-        leave_free_bytes=limit_bytes // _CAUTION,
+        leave_free_bytes=limit_bytes // CAUTION,
         deadline_s=_DEADLINE_S,
         progress=say,
     )

@@ -31,6 +31,8 @@ _SEARCHES_ALIKE = 3
 _COLD = 0.001
 _MOST_PRICE, _RISE = 3000.0, 1.01
 """The price of bytes rises to that at most, and by that from trial to trial."""
+_A_TURN = 1e-4
+"""What an op that turns costs, as a share of a plain step, lest turns pile up that gain nothing."""
 _TRIAL = 2
 """How long the usual trial takes, in those of a plan that recomputes nothing; more or less."""
 
@@ -106,7 +108,28 @@ def anneal(
         searches += 1
     if searches:
         search(decided(best), _NEAR_A_PLAN, 2 * trials, deadline)
+    if best.turns and best is not start:
+        best = judge.candidate(_tidied(judge, decided(best))) or best
     return best
+
+
+def _tidied(judge: _Judge, decisions: Decisions) -> Decisions:
+    """Without turns that gain nothing, of which a search leaves many behind."""
+    now = judge(decisions)
+    for op in list(decisions.turns):
+        asks = decisions.turns[op]
+        fewer = [(asks[:i] + asks[i + 2 :], decisions.again[op]) for i in range(len(asks) - 1)]
+        for turns, again in (((), decisions.again[op]), ((), not decisions.again[op]), *fewer):
+            other = decisions.copy()
+            other.again[op] = again
+            other.turns[op] = turns
+            if not turns:
+                del other.turns[op]
+            then = judge(other)
+            if now is not None and then is not None and not then.excess_bytes and then.extra_s <= now.extra_s:
+                decisions, now = other, then
+                break
+    return decisions
 
 
 def _timed(judge: _Judge, decisions: Decisions) -> float:
@@ -140,6 +163,7 @@ def _search(
         moves.change(other, draw)
         # What is accepted is drawn first: then most of the others need not be followed to the end.
         limit_s = now.extra_s + price_s * now.excess_bytes - warmth_s * math.log(1 - draw.random())
+        limit_s -= _A_TURN * step_s * (len(other.turns) - len(here.turns))
         then = judge(other, price_s, limit_s)
         if then is None:
             continue

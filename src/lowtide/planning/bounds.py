@@ -4,9 +4,10 @@ Valid for every plan that the engine can follow, however often it replays: a val
 into backward or replayed at least once; what is held takes its bytes from the moment that nobody else holds
 it, and what has been asked and will be asked again is there either way.
 
-Backward is then cut into stages at its fullest asks (`stages`), for what has to be there in its middle. Not tight where
-the peak is made inside a replay. Rows of bytes are added where the relaxed solution breaks them. HiGHS solves the
-programmes; when time runs out, what is proved so far is returned.
+Backward is then cut into stages at its fullest asks (`stages`), for what has to be there in its middle; with time, also
+where what the stages would do does not fit. Not tight where the peak is made inside a replay. Rows of bytes are added
+where the relaxed solution breaks them. HiGHS solves the programmes; when time runs out, what is proved so far is
+returned.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
+from .candidate import judged
 from .formulation import Formulation
 from .problem import Problem
 from .rows import Place, Rows
@@ -26,8 +28,8 @@ from .stages import Decided, Stages
 
 _ROUNDS = 6
 _PLACES_A_ROUND = 6
-_CUTS = 2  # with more, shares of replays in each stage weaken the bound again
-_CUTS_WHOLE, _FEW_OPS = 4, 150  # whole values do not, but for many ops that would take too long
+_CUTS = 2  # with more, shares of replays in each stage weaken the bound again; whole values do not, but take longer
+_SLOWER = 2  # how much longer the next programme takes that has a cut more, more or less
 _CROWDED = 16  # asks at which what is kept has to fit, which costs next to nothing
 _INFEASIBLE = 2
 _ROUNDING = 1 - 1e-9  # what HiGHS may be wrong by
@@ -71,16 +73,53 @@ def lower_bound(
     if best_s is not None and time.monotonic() < until:
         live = keep_all.ask_live if ask_live is None else ask_live
         places |= {Place("ask", k) for k in _fullest(live, _CROWDED)}
-        ordered = sorted(places, key=lambda place: (place.phase, place.index))
-        cuts = _fullest(live, _CUTS_WHOLE if whole and problem.n_ops <= _FEW_OPS else _CUTS)
-        answer = Stages(model, budget_bytes, ordered, cuts).answer(until, whole=whole)
-        best_s = None if answer is None else max(best_s, answer.least_s * _ROUNDING)
-        decided = None if answer is None else answer.decided
+        cuts = _fullest(live, _CUTS)
+        best_s, decided = _in_stages(model, budget_bytes, places, cuts, best_s, until, whole)
     if best_s is None:
         return Bound(plain_s, impossible=True)
     if keep_all.peak_bytes > budget_bytes:  # so that something is to be noted, whatever it is
         best_s += problem.trace.attending_s
     return Bound(plain_s + best_s + problem.trace.copying_s, impossible=False, decided=decided)
+
+
+def _in_stages(
+    model: Formulation,
+    budget_bytes: int,
+    places: set[Place],
+    cuts: list[int],
+    best_s: float,
+    until: float,
+    whole: bool,
+) -> tuple[float | None, Decided | None]:
+    """The least extra time by what must be there from stage to stage (None: nothing fits), and how."""
+    simulator = Simulator(model.problem)
+    ordered = sorted(places, key=lambda place: (place.phase, place.index))
+    while True:
+        began = time.monotonic()
+        answer = Stages(model, budget_bytes, ordered, cuts).answer(until, whole=whole)
+        if answer is None:
+            return None, None
+        best_s = max(best_s, answer.least_s * _ROUNDING)
+        now = time.monotonic()
+        if answer.decided is None or math.isinf(until) or now + _SLOWER * (now - began) > until:
+            return best_s, answer.decided
+        fullest = _too_full(simulator, answer.decided, budget_bytes, cuts)
+        if fullest is None:
+            return best_s, answer.decided
+        cuts = [*cuts, fullest]
+
+
+def _too_full(simulator: Simulator, decided: Decided, budget_bytes: int, cuts: list[int]) -> int | None:
+    """The ask at which most bytes too many would be alive by these decisions, if there is one, and no cut yet."""
+    found = judged(
+        simulator, decided.keep, turns=decided.turns, offload=decided.offload, room_bytes=budget_bytes, solver="stages"
+    )
+    if found is None:
+        return None
+    live = found.simulation.ask_live.copy()
+    live[cuts] = 0
+    fullest = int(live.argmax())
+    return fullest if live[fullest] > budget_bytes else None
 
 
 def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[float | None, set[Place]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from .._errors import ArgumentError, BudgetError
 from .._units import format_bytes
@@ -26,6 +25,7 @@ from .milp import solve_milp
 from .packing import Packing
 from .plan import Plan
 from .problem import Problem
+from .proving import also_without_copies, proved
 from .repetition import find_stretches
 from .rotor import solve_rotor
 from .simulator import Simulator, simulate
@@ -35,8 +35,8 @@ from .turns import to_plan
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
-_WORTH_PROVING, _WORTH_TIME, _PROOF_SHARE = 0.005, 0.01, 0.04
-"""Share of a plain step above the bound from which on a better one is worth a moment, and this share of the time."""
+_WORTH_TIME, _PROOF_SHARE = 0.01, 0.04
+"""Share of a plain step above the bound from which on a better one is worth time, and this share of it."""
 _FAR, _ANNEALING_SHARE = 0.03, 0.3
 """The same for changing plans at random, and the share of the time that this may take."""
 _LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
@@ -45,6 +45,8 @@ _QUICK_OPS, _QUICK_S, _VERY_FAR = 300, 1.7, 0.1
 """Ops up to which planning takes no longer than that, unless what was found is so much above the bound."""
 _TOO_FAR, _LAST_SEARCH_S = 0.25, 0.5
 """So far above it there is never a hurry; and how long before its end to stop."""
+_UNHURRIED_SHARE = 0.3
+"""Of the time: for the programme where values may wait elsewhere, and what was found at once is very far above."""
 _MOST_SLOWNESS = 4.0
 """As many times longer it takes on a busy machine, at the most."""
 _CAUTION = 200
@@ -97,6 +99,10 @@ def solve(
     else:
         patience_s = slowness * _patience_s(simulator.problem.n_ops, deadline_s)
         best = _search(simulator, wanted_bytes, bound, min(deadline_s, patience_s), say)
+        if any(simulator.problem.offloadable) and (best is None or _is_far(best, bound, trace, _VERY_FAR)):
+            # Only the programme knows how values wait elsewhere: it is worth more time.
+            longer = _search(simulator, wanted_bytes, bound, _UNHURRIED_SHARE * deadline_s, say)
+            best = min((one for one in (best, longer) if one is not None), key=lambda one: one.extra_s, default=None)
     if best is None:
         # The alternative is an error: take the time that it takes to be sure.
         deadline = time.monotonic() + 1.5 * deadline_s
@@ -105,7 +111,7 @@ def solve(
             raise _budget_error(simulator, least, budget_bytes)
         best = improve(simulator, least, budget_bytes, deadline=time.monotonic() + 0.2 * deadline_s)
     proof_s = min(_PROOF_SHARE * deadline_s, 0.1 * (hurry_until - started))
-    bound = _proved(simulator, wanted_bytes, bound, best, proof_s)
+    bound = proved(simulator, wanted_bytes, bound, best, proof_s)
     deadline = time.monotonic() + _ANNEALING_SHARE * deadline_s
     if not _is_far(best, bound, trace, _VERY_FAR):
         deadline = min(deadline, hurry_until - proof_s)
@@ -116,23 +122,13 @@ def solve(
         )
     if _is_far(best, bound, trace, _WORTH_TIME):
         proof_s = max(proof_s, min(_PROOF_SHARE * deadline_s, hurry_until - time.monotonic()))
-    bound = _proved(simulator, wanted_bytes, bound, best, proof_s, whole=True)
+    bound = proved(simulator, wanted_bytes, bound, best, proof_s, whole=True)
     if bound.decided is not None:
         best = _better(simulator, bound.decided, best, max(wanted_bytes, best.peak_bytes))
     if simulator is not untouched:
-        bound = _also_without_copies(untouched, bound, best, wanted_bytes, proof_s)
+        bound = also_without_copies(untouched, bound, best, wanted_bytes, proof_s)
         best, simulator = _copying_if_needed(untouched, simulator, best, max(wanted_bytes, best.peak_bytes))
     return _plan(simulator, best, plain, bound, budget_bytes, started)
-
-
-def _also_without_copies(
-    untouched: Simulator, bound: Bound, best: Candidate, budget_bytes: int, seconds: float
-) -> Bound:
-    """A bound for plans that make no copies either: they have more to hold, for most of backward."""
-    without = lower_bound(untouched.problem, budget_bytes, deadline=time.monotonic() + seconds)
-    if without.step_s < bound.step_s:
-        without = _proved(untouched, budget_bytes, without, best, seconds, whole=True)
-    return bound if without.impossible else replace(bound, step_s=min(bound.step_s, without.step_s))
 
 
 def _copying_if_needed(
@@ -153,28 +149,10 @@ def _copying_if_needed(
     return best, copying
 
 
-def _proved(
-    simulator: Simulator,
-    budget_bytes: int,
-    bound: Bound,
-    best: Candidate,
-    seconds: float,
-    *,
-    whole: bool = False,
-) -> Bound:
-    """A better bound, where one is worth it: how much better than the best so far could a plan be?"""
-    plain_s = simulator.problem.trace.step_s
-    if bound.impossible or best.simulation.step_s - bound.step_s <= _WORTH_PROVING * plain_s:
-        return bound
-    deadline, ask_live = time.monotonic() + seconds, best.simulation.ask_live
-    proved = lower_bound(simulator.problem, budget_bytes, deadline=deadline, ask_live=ask_live, whole=whole)
-    return replace(proved, step_s=max(bound.step_s, proved.step_s))
-
-
 def _better(simulator: Simulator, decided: Decided, best: Candidate, budget_bytes: int) -> Candidate:
     """What the bound was proved with is a plan too, if it fits: it may replay an op more than once."""
     other = judged(
-        simulator, decided.keep, decided.again, offload=decided.offload, room_bytes=budget_bytes, solver="stages"
+        simulator, decided.keep, turns=decided.turns, offload=decided.offload, room_bytes=budget_bytes, solver="stages"
     )
     fits = other is not None and other.peak_bytes <= budget_bytes
     return other if other is not None and fits and other.extra_s < best.extra_s else best

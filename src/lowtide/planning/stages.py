@@ -5,8 +5,9 @@ into the budget. What a stage is asked for it has, or replays from what it has, 
 kept is kept for good, and fits wherever it has to be. Every plan obeys that, however often it replays an op; shares of
 values and ops (a linear programme) are allowed, so the least time is a bound.
 
-Without shares of large values its answer reads like a plan, which recomputes some ops once and some in several stages.
-It knows nothing of what is alive inside a stage, so that plan may need too much; where it fits, none is better.
+Without shares of large values its answer reads like a plan, in which what is recomputed rests, except that it goes
+where a stage ends that does not pass it on. It knows nothing of what is alive inside a stage, so that plan may need too
+much; where it fits, none is better.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from .formulation import Formulation
 from .rows import Floats, Place, Rows
 from .solver_output import to_standard_error
+from .turns import Turns, is_seen
 
 _INFEASIBLE = 2
 _GAP = 0.003
@@ -38,7 +40,8 @@ class Decided:
     """What the programme would do."""
 
     keep: tuple[bool, ...]
-    again: frozenset[int]
+    turns: Turns
+    """What is recomputed lets go of what it made, and does not rest, for an ask."""
     offload: frozenset[int]
 
 
@@ -105,13 +108,22 @@ class Stages:
         return Answer(least_s, self._decided(found.x) if whole and found.x is not None else None)
 
     def _decided(self, x: Floats) -> Decided:
-        """What is replayed in some stage is recomputed, in several: again and again."""
-        stages = range(len(self._starts))
-        times = {j: sum(x[self._replay(stage, j)] for stage in stages) for j in self._ops}
-        keep = tuple(times.get(j, 0.0) < _HALF for j in range(self._model.problem.n_ops))
-        again = frozenset(j for j, count in times.items() if count > 1 + _HALF)
+        """What is replayed in some stage is recomputed. Where it is not there any more, it was let go of."""
+        problem, stages = self._model.problem, range(len(self._starts))
+        replayed = {j: [stage for stage in stages if x[self._replay(stage, j)] > _HALF] for j in self._ops}
+        keep = tuple(not replayed.get(j) for j in range(problem.n_ops))
         away = frozenset(j for j, column in self._away_column.items() if keep[j] and x[column] > _HALF)
-        return Decided(keep, again, away)
+        seen = [k for k in range(problem.n_asks) if is_seen(problem, keep, k)]
+        turns = {}
+        for j in (j for j in self._ops if len(replayed[j]) > 1):
+            changes: set[int] = set()
+            for stage in stages[replayed[j][0] + 1 : replayed[j][-1] + 1]:
+                if all(x[self._there(stage, v)] < _HALF for v in problem.outputs[j]):
+                    last = bisect_right(seen, self._starts[stage])  # turns come with asks that the engine sees
+                    changes ^= set(seen[max(0, last - 1) : last + 1])
+            if changes:
+                turns[j] = tuple(sorted(changes))
+        return Decided(keep, turns, away)
 
     def _solved(self, until: float, whole: bool) -> OptimizeResult:
         problem, model = self._model.problem, self._model
