@@ -13,7 +13,7 @@ import lowtide
 from lowtide.engine.budgeting import count_what_is_there
 from lowtide.fitting import registry
 from lowtide.fitting.fitted import Fitted
-from lowtide.fitting.solving import link_to
+from lowtide.fitting.solving import CAUTION, link_to
 from lowtide.planning import solve
 from lowtide.profiling.packings import packings_for
 from lowtide.stores.names import resolve
@@ -25,7 +25,6 @@ from .steps import Bench, Forward
 SMALLEST, HALF = "smallest", "half"
 NOT_FOLLOWED = "the plan was not followed in every step"
 _STEPS_MEASURED, _STEPS_TO_TRUST = 2, 6
-CAUTION = 200
 UNLIMITED = 2**62
 
 

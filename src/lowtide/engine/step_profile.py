@@ -1,0 +1,326 @@
+"""What a profiled step did so far: its ops, values and asks, when they were, and whose bytes were alive then.
+
+A `Trace` is made of it. Whose bytes are alive is known from the storages themselves: those made by recorded ops (or
+replays of them) are the trace's own, all else is "other". How long user code holds a value by itself is known from the
+tensor object that the op returned. Somebody else has to look at the step (`tracing`).
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from .. import trace as records
+from .calibration import calibration
+from .effects import OpFacts
+from .noting import Traffic, charges_of
+from .overwriting import Written, covers
+from .stretches import Stretches
+from .torch_private import running_node_number, storage_key
+from .values import Recipe, Ref, Tensor, Value
+
+_LONGEST_PAUSE_S = 0.002
+
+
+class _Value:
+    __slots__ = ("binary", "dies", "dtype", "freed_at_ask", "nbytes", "op", "storage")
+
+    def __init__(self, nbytes: int, op: int | None, storage: int, dtype: str, binary: bool) -> None:
+        self.nbytes = nbytes
+        self.dtype = dtype
+        self.binary = binary
+        self.op = op
+        self.storage = storage
+        self.dies: int | None = None  # None: alive so far
+        self.freed_at_ask: int | None = None
+
+
+class _Storage(weakref.ref[torch.UntypedStorage]):
+    """A storage that a recorded op made: its bytes are the trace's own until it dies."""
+
+    __slots__ = ("key", "nbytes")
+    key: int
+    nbytes: int
+
+
+class _Others:
+    """The most bytes that are not the trace's own, from an ask on."""
+
+    __slots__ = ("first", "most")
+
+    def __init__(self, first: int) -> None:
+        self.first = self.most = max(0, first)
+
+    @property
+    def rise_bytes(self) -> int:
+        """What came after the ask was answered."""
+        return self.most - self.first
+
+
+class Profile:
+    """What a step did so far."""
+
+    def __init__(self) -> None:
+        self.ops: list[records.Op] = []
+        self.others: list[int] = []  # by op
+        self.values: list[_Value] = []
+        self.saved: dict[int, None] = {}
+        self.asks: list[tuple[int, int]] = []  # value, node
+        self.ask_others: list[_Others] = []
+        self.ask_others_uncopied: list[_Others] = []  # the same, if no gradient were copied
+        self.ask_times: list[tuple[float, float]] = []  # asked, answered
+        self.own_bytes = 0
+        self._ids: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
+        self._storages: dict[int, tuple[_Storage, int]] = {}  # key: reference, number
+        self._count = 0
+        self._lives: dict[int, weakref.ref[Tensor]] = {}  # storage number: the tensor that user code got
+        self._latest: dict[int, int] = {}  # storage number: the value it has now
+        self.traffic = Traffic()
+        self._calibration = calibration()  # not in backward, where nothing is recorded
+        self._ended = time.perf_counter()
+        self.watching_s: list[float] = []  # by ask: what watching backward has taken
+        self.copying_s = 0.0
+        self._uncopied_bytes = 0  # that would be alive now, beside what is, if no gradient were copied
+        self._left: float | None = None  # when forward was last left alone
+        self._between_s = 0.0  # what forward took between the ops
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def back(self) -> None:
+        """Forward comes to us, for an op or with a tensor to save: what it did since it was left alone is its own."""
+        if self._left is not None:
+            since = time.perf_counter() - self._left
+            if since < _LONGEST_PAUSE_S:  # else it waited for something else
+                self._between_s += max(0.0, since - self._calibration.view_s)
+        self._left = None
+
+    def leave(self) -> None:
+        """Forward is left alone."""
+        self._left = time.perf_counter()
+
+    def watched(self, seconds: float) -> None:
+        """An op of backward was watched, which took so long beside it."""
+        if self.watching_s:
+            self.watching_s[-1] += seconds + self._calibration.view_s
+
+    # -- forward --------------------------------------------------------------------------------------
+
+    def op(
+        self, facts: OpFacts, module: str, recipe: Recipe | None, made: list[tuple[Value, Tensor]],
+        written: list[tuple[Written, Value]], pinned: str | None, cost_us: float, again_us: float | None,
+    ) -> None:  # fmt: skip
+        """An op has run."""
+        number = len(self.ops)
+        inputs: dict[int, None] = {}
+        if recipe is not None:
+            for ref in recipe.refs:
+                inputs[self._id_of(ref.value)] = None
+        # What is made of two different elements, element by element and without other tensors, has two at most.
+        binary = facts.tosses_coins or (facts.elementwise and [self.values[v].binary for v in inputs] == [True])
+        outputs = []
+        for value, tensor in made:
+            storage = self._own(tensor)
+            outputs.append(self._new(value, number, storage, tensor, binary))
+            self._lives[storage] = weakref.ref(tensor, lambda _, s=storage: self._let_go(s))  # type: ignore[misc]
+        writes = []
+        for write, new in written:
+            old_id = self._ids.get(write.replaced) if write.replaced is not None else None
+            if old_id is not None:
+                storage = self.values[old_id].storage
+                self.values[old_id].dies = number
+            else:
+                storage = self._own(write.tensor)
+            new_id = self._new(new, number, storage, write.tensor, binary)
+            outputs.append(new_id)
+            if recipe is not None:
+                reads = isinstance(write.target, Ref)  # else it does not matter what was there
+                writes.append(records.Write(old_id if reads else None, new_id, write.alone))
+        again_s = None if again_us is None else again_us * 1e-6
+        self.ops.append(
+            records.Op(
+                facts.name, module, cost_us * 1e-6, tuple(inputs), tuple(outputs), pinned, 0, tuple(writes), again_s
+            )
+        )
+        self.others.append(0)
+
+    def moment(self, live_bytes: int) -> None:
+        """So many bytes are alive, of everybody: remember the most that are not the trace's own."""
+        other = live_bytes - self.own_bytes
+        if self.asks:
+            with_copies, without = self.ask_others[-1], self.ask_others_uncopied[-1]
+            with_copies.most = max(with_copies.most, other)
+            without.most = max(without.most, other + self._uncopied_bytes)
+        elif self.others and other > self.others[-1]:
+            self.others[-1] = other
+
+    def saves(self, value: Value, stretch: int) -> None:
+        """Autograd saves a value."""
+        number = self._id_of(value)
+        self.saved[number] = None
+        self.traffic.saves(stretch, self.values[number].op)
+
+    def remade(self, tensor: Tensor) -> None:
+        """A replay has made a value again: that memory is the trace's own too."""
+        self._own(tensor)
+
+    # -- backward -------------------------------------------------------------------------------------
+
+    def asked(self, value: Value, since: float, live_bytes: int) -> None:
+        """Backward has asked for a value, and has it now."""
+        self.asks.append((self._id_of(value), running_node_number()))
+        other = live_bytes - self.own_bytes
+        self.ask_others.append(_Others(other))
+        self.ask_others_uncopied.append(_Others(other + self._uncopied_bytes))
+        self.watching_s.append(0.0)
+        self.ask_times.append((since, time.perf_counter()))
+
+    def copies(self, part: Tensor) -> Callable[[float], None]:
+        """A gradient is about to be copied: what is returned is called when its wait is over, with what it took.
+
+        Without the copy its memory would not be there; but all that it is a part of would be, until the wait is over.
+        """
+        ask, whole_bytes = len(self.asks) - 1, part.untyped_storage().nbytes()
+        self._uncopied_bytes -= part.nbytes
+        more_bytes = -part.nbytes
+
+        def whole_is_gone() -> None:
+            nonlocal more_bytes
+            self._uncopied_bytes += whole_bytes
+            more_bytes += whole_bytes
+
+        gone = weakref.finalize(part.untyped_storage(), whole_is_gone)
+        gone.atexit = False
+
+        def is_over(seconds: float) -> None:
+            gone.detach()
+            self._uncopied_bytes -= more_bytes
+            self.copying_s += seconds
+            if ask >= 0:
+                self.watching_s[ask] += seconds
+
+        return is_over
+
+    def ended(self) -> None:
+        """The backward pass has ended."""
+        self._ended = time.perf_counter()
+
+    # -- the result -----------------------------------------------------------------------------------
+
+    def trace(self, peak_bytes: int, device: str, where: Stretches) -> records.Trace:
+        """All of it, for a planner."""
+        count = len(self.ops)
+        values = tuple(
+            records.Value(
+                v.nbytes, v.op, v.storage, count if v.dies is None else v.dies, v.freed_at_ask, v.dtype, v.binary
+            )
+            for v in self.values
+        )
+        asks = []
+        previous, number = None, -1
+        for k, (value, node) in enumerate(self.asks):
+            if node != previous:
+                previous, number = node, number + 1
+            until = self.ask_times[k + 1][0] if k + 1 < len(self.asks) else self._ended
+            time_s = max(0.0, until - self.ask_times[k][1] - self.watching_s[k])
+            others = self.ask_others[k]
+            asks.append(records.Ask(value, number, others.most, time_s, others.rise_bytes))
+        times_s = self._usual([op.time_s for op in self.ops])
+        agains_s = self._usual([op.again_s for op in self.ops])
+        ops = tuple(
+            replace(op, time_s=time_s or 0.0, again_s=again_s, other_bytes=other)
+            for op, time_s, again_s, other in zip(self.ops, times_s, agains_s, self.others, strict=True)
+        )
+        step_s = sum(op.time_s for op in ops) + self._between_s + sum(ask.time_s for ask in asks)
+        asked = {value for value, _ in self.asks}
+        return records.Trace(
+            records.TRACE_VERSION,
+            ops,
+            values,
+            tuple(v for v in self.saved if v in asked),
+            tuple(asks),
+            step_s,
+            peak_bytes,
+            device,
+            noting_s=max(0.0, self._calibration.op_s - self._calibration.view_s),
+            charges=charges_of(where, self.traffic, count, self._calibration),
+            attending_s=where.calls * self._calibration.call_s,
+            replay_s=self._calibration.replay_s,
+            cold_s_per_byte=self._calibration.cold_s_per_byte,
+            copies=self._saved_by_copies(),
+            copying_s=self.copying_s,
+        )
+
+    def _saved_by_copies(self) -> tuple[records.Copied, ...]:
+        found = []
+        for k, (with_copies, without) in enumerate(zip(self.ask_others, self.ask_others_uncopied, strict=True)):
+            more = without.most - with_copies.most, without.rise_bytes - with_copies.rise_bytes
+            if any(more):
+                found.append(records.Copied(k, *more))
+        return tuple(found)
+
+    def _usual(self, times_s: list[float] | list[float | None]) -> list[float | None]:
+        """By op: of ops alike, what the one in the middle took; None where that is known of none."""
+        alike: dict[Any, list[float]] = {}
+        keys = []
+        for op, time_s in zip(self.ops, times_s, strict=True):
+            sizes = [tuple(self.values[v].nbytes for v in some) for some in (op.inputs, op.outputs)]
+            keys.append((op.name, *sizes))
+            if time_s is not None:
+                alike.setdefault(keys[-1], []).append(time_s)
+        usual = {key: median(times) for key, times in alike.items()}
+        return [usual.get(key) for key in keys]
+
+    # -- bookkeeping ----------------------------------------------------------------------------------
+
+    def _id_of(self, value: Value) -> int:
+        found = self._ids.get(value)
+        if found is None:
+            storage = self._count
+            self._count += 1
+            found = self._new(value, None, storage)
+        return found
+
+    def _new(
+        self, value: Value, op: int | None, storage: int, tensor: Tensor | None = None, binary: bool = False
+    ) -> int:
+        """A value, of which `tensor` shows the content if it is all of it."""
+        number = len(self.values)
+        whole = tensor is not None and covers(tensor, tensor.untyped_storage())
+        dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None and whole else ""
+        self.values.append(_Value(value.nbytes, op, storage, dtype, binary and whole))
+        self._ids[value] = number
+        self._latest[storage] = number
+        return number
+
+    def _own(self, tensor: Tensor) -> int:
+        """Count this storage as the trace's own; its number."""
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        known = self._storages.get(key)
+        if known is not None:
+            return known[1]
+        row = _Storage(storage, self._gone)
+        row.key, row.nbytes = key, storage.nbytes()
+        number = self._count
+        self._count += 1
+        self._storages[key] = row, number
+        self.own_bytes += row.nbytes
+        return number
+
+    def _gone(self, row: Any) -> None:
+        if self._storages.pop(row.key, None) is not None:
+            self.own_bytes -= row.nbytes
+
+    def _let_go(self, storage: int) -> None:
+        """User code no longer holds the tensor that an op gave it."""
+        self._lives.pop(storage, None)
+        value = self.values[self._latest[storage]]
+        if value.dies is None:
+            value.dies = max(len(self.ops) - 1, 0) if not self.asks else len(self.ops)
+            value.freed_at_ask = len(self.asks) - 1 if self.asks else None
