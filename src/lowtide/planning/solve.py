@@ -37,6 +37,8 @@ _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
 _WORTH_TIME, _PROOF_SHARE = 0.01, 0.04
 """Share of a plain step above the bound from which on a better one is worth time, and this share of it."""
+_LEAST_PROOF_S = 0.1
+"""What a bound for another way has at least."""
 _FAR, _ANNEALING_SHARE = 0.03, 0.3
 """The same for changing plans at random, and the share of the time that this may take."""
 _LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
@@ -126,7 +128,8 @@ def solve(
     if bound.decided is not None:
         best = _better(simulator, bound.decided, best, max(wanted_bytes, best.peak_bytes))
     if simulator is not untouched:
-        bound = also_without_copies(untouched, bound, best, wanted_bytes, proof_s)
+        left_s = max(_LEAST_PROOF_S, min(proof_s, hurry_until - time.monotonic()))
+        bound = also_without_copies(untouched, bound, best, wanted_bytes, left_s)
         best, simulator = _copying_if_needed(untouched, simulator, best, max(wanted_bytes, best.peak_bytes))
     return _plan(simulator, best, plain, bound, budget_bytes, started)
 
