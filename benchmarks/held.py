@@ -60,7 +60,7 @@ SMALLEST = "smallest"
 CLOSE = 0.03
 NEAR = {"60 %": 0.01, "35 %": 0.03}
 """By budget: how far above the lower bound a plan's time may be, as a share of plain's."""
-PROOF_S = 180.0
+PROOF_S = 150.0
 """How long a better bound is looked for."""
 QUICK_S, QUICK_OPS = 2.0, 300
 """How long planning may take, with so many ops."""
