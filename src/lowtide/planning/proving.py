@@ -53,7 +53,8 @@ def also_without_copies(
 def prove(trace: Trace, plan: Plan, *, seconds: float, leave_free_bytes: int = 0) -> float:
     """The time of a step below which no plan for this plan's budget is, as far as that can be proved in the time.
 
-    It may take twice as long where gradients may be copied, or not. `trace` is the one that the plan was solved for, `leave_free_bytes` what it had to leave free.
+    It may take twice as long where gradients may be copied, or not. `trace` is the one that the plan was solved for,
+    `leave_free_bytes` what it had to leave free.
     """
     least_s = math.inf
     for way in [trace.without_copies(), *([trace] if trace.copies else [])]:
