@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import lowtide
 from lowtide._plan import profile
-from lowtide.engine import tracing
+from lowtide.engine import step_profile
 from lowtide.engine.calibration import Calibration, calibration
 from lowtide.engine.planned import PlannedRecorder
 from lowtide.engine.torch_private import graph_task
@@ -112,7 +112,7 @@ def test_what_is_charged_for_is_what_the_recorder_does(name: str, monkeypatch: p
     def predicted(op_s: float, view_s: float, save_s: float) -> float:
         """What recording this plan would cost if things cost that much."""
         with monkeypatch.context() as patched:
-            patched.setattr(tracing, "calibration", lambda: Calibration(op_s, view_s, save_s, 0.0, 0.0, 0.0))
+            patched.setattr(step_profile, "calibration", lambda: Calibration(op_s, view_s, save_s, 0.0, 0.0, 0.0))
             found = profile(model, batch)
         assert found.fingerprint == trace.fingerprint
         return simulate(found, plan.keep).recording_s
