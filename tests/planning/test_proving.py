@@ -5,7 +5,6 @@ import time
 from dataclasses import replace
 from itertools import product
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from lowtide._errors import BudgetError
@@ -47,7 +46,7 @@ def all_plans(trace):
             yield found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(copying(), st.floats(0.4, 0.95))
 def test_no_plan_with_copies_or_without_beats_the_bound(trace, share):
     budget = int(share * simulate(trace.without_copies(), [True] * len(trace.ops)).peak_bytes)
@@ -68,18 +67,17 @@ def test_no_plan_with_copies_or_without_beats_the_bound(trace, share):
     assert proved_s <= min([*fitting, plan.predicted_step_s]) * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("share", [0.35, 0.45])
-def test_more_time_proves_more(share):
+def test_more_time_proves_more():
     trace = unet_trace(4)
     problem = Problem(trace)
     simulator = Simulator(problem)
-    budget = int(share * simulator.run(problem.keep_all()).peak_bytes)
+    budget = int(0.35 * simulator.run(problem.keep_all()).peak_bytes)
     plan = solve(trace, budget)
     start = judged(
         simulator, plan.keep, frozenset(plan.again), turns=from_plan(problem, plan.turns), solver=plan.solver
     )
     at_once = lower_bound(problem, budget, deadline=time.monotonic() + 5, ask_live=start.simulation.ask_live)
-    later_s = prove(trace, plan, seconds=10.0)
+    later_s = prove(trace, plan, seconds=5.0)
     assert at_once.step_s <= later_s + 1e-12
     best = anneal(simulator, start, budget, deadline=time.monotonic() + 2)
     assert later_s <= best.simulation.step_s * (1 + 1e-6)
