@@ -210,6 +210,8 @@ def test_the_programs_sleep_and_replay() -> None:
             counts["programs"] += 1
             counts["replays"] += sleeping.tape.replayed_ops > 0
             counts["sleeps"] += any(not stretch.records for stretch in lesson.stretches[1:])
+            counts["wakes twice"] += any(len(stretch.spells) > 1 for stretch in lesson.stretches)
+            counts["sleeps early"] += any(s.spells and s.spells[-1].last_op is not None for s in lesson.stretches)
             counts["lost"] += sleeping.differs_at is not None
             turning = sleeping.tape.turning
             counts["turns"] += turning is not None and turning.again != set(plan.again)
@@ -218,7 +220,9 @@ def test_the_programs_sleep_and_replay() -> None:
     assert counts["programs"] > 40
     assert counts["replays"] > counts["programs"] // 3
     assert counts["sleeps"] > counts["programs"] // 3
-    assert counts["turns"] > counts["programs"] // 8
+    assert counts["turns"] > counts["programs"] // 16
+    assert counts["sleeps early"] > counts["programs"] // 3
+    assert counts["wakes twice"] > 0
     assert counts["lost"] <= counts["programs"] // 10
 
 
@@ -527,6 +531,80 @@ def test_the_recorder_wakes_in_the_middle_of_a_call(way: str, surprise: str) -> 
     model.surprise = ""
     assert_equal(plain, run_step(model, batch))
     assert lowtide.report(model).online_steps == (surprise != "")
+    lowtide.unfit(model)
+
+
+class Dozing(nn.Module):
+    """All in one call: something to be made again, a while without, more of it after a tanh, a while without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        self.surprise = ""
+        self.watched: list[bool] = []
+
+    def _look_around(self) -> None:
+        self.watched.append(isinstance(innermost_mode(), PlannedRecorder))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.watched.clear()
+        y = self.inner(x)
+        first = y.sin()
+        self._look_around()
+        if self.surprise == "written while it sleeps":
+            first.mul_(2)
+        z = y.view(-1, 16) + 1
+        if self.surprise == "more are saved":
+            z = z.exp()
+        if self.surprise == "never wakes":
+            return first.square()
+        z = z.tanh()
+        self._look_around()
+        last = z.cos() * first.square()
+        self._look_around()
+        if self.surprise == "error":
+            raise ValueError("surprise")
+        out: torch.Tensor = last.view(-1) + 1
+        return out if self.surprise != "more at the end" else out.exp()
+
+
+@pytest.mark.parametrize(
+    "surprise", ["", "written while it sleeps", "more are saved", "never wakes", "more at the end", "error"]
+)
+def test_the_recorder_sleeps_again_in_the_middle_of_a_call(surprise: str) -> None:
+    def dozing() -> tuple[Dozing, tuple[torch.Tensor]]:
+        torch.manual_seed(0)
+        return Dozing(), (torch.randn(48, 16),)
+
+    model, batch = dozing()
+    plain = run_step(model, batch)
+    model.surprise = surprise
+    surprised = None
+    with contextlib.suppress(ValueError):
+        surprised = run_step(model, batch)
+    model, batch = dozing()
+    plan = solve(profile(model, batch, loss=mean_square), 2**60)
+    again = [j for j, name in enumerate(plan.op_names) if name in ("aten.sin.default", "aten.cos.default")]
+    assert len(again) == 2
+    plan = replace(plan, keep=tuple(j not in again for j in range(len(plan.keep))))
+    lowtide.fit(model, plan=plan, budget=2**40)
+    for _ in range(2):
+        assert_equal(plain, run_step(model, batch))
+        assert model.watched == [True, True, True]
+    for _ in range(2):
+        assert_equal(plain, run_step(model, batch))
+        assert model.watched == [False, True, False]
+        assert lowtide.report().replayed_ops == 2
+    model.surprise = surprise
+    if surprise == "error":
+        with pytest.raises(ValueError, match="surprise"):
+            model(*batch)
+    elif surprised is not None:
+        assert_equal(surprised, run_step(model, batch))
+    assert innermost_mode() is None
+    assert saving_hooks() is None
+    model.surprise = ""
+    assert_equal(plain, run_step(model, batch))
     lowtide.unfit(model)
 
 

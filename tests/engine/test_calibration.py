@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import NamedTuple
 
 import pytest
@@ -12,8 +13,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import lowtide
 from lowtide._plan import profile
-from lowtide.engine import step_profile
-from lowtide.engine.calibration import Calibration, calibration
+from lowtide.engine import calibration as calibrating, step_profile
+from lowtide.engine.calibration import Calibration, calibration, measure_again
 from lowtide.engine.planned import PlannedRecorder
 from lowtide.engine.torch_private import graph_task
 from lowtide.fitting import registry
@@ -22,25 +23,40 @@ from lowtide.planning import simulate, solve
 from . import deep
 
 
-def test_it_is_measured_once_and_disturbs_nothing() -> None:
-    calibration.cache_clear()
+def test_it_is_measured_a_few_times_and_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrating, "_times", defaultdict(calibrating._Times))
+    monkeypatch.setattr(calibrating, "_moments", 0)
     x = torch.ones(3, requires_grad=True)
     with lowtide.saving(lowtide.KeepNone()):
         loss = x.sin().sum()
     before, state = lowtide.report(), torch.get_rng_state()
     found = calibration()
     assert 1e-6 < found.op_s < 1e-2
-    assert 0 <= found.view_s < 1e-2  # a difference of two times, on a machine that others use
+    assert 0 <= found.see_s < 1e-2  # a difference of two times, on a machine that others use
+    assert 0 <= found.view_s < 1e-2
     assert 0 < found.save_s < 1e-2  # of which handing over is no difference
     assert 0 <= found.call_s < 1e-2
     assert 1e-6 < found.replay_s < 1e-2
     assert 0 <= found.cold_s_per_byte < 1e-8
-    assert calibration() is found
+    assert calibration() == found
+    taken = [calibrating._times["op"].with_it[:]]
+    for _ in range(4):
+        measure_again()
+        taken.append(calibrating._times["op"].with_it[:])
+    assert len(taken[0]) < len(taken[1]) < len(taken[2]) == len(taken[4])  # it was not asked for in vain
     assert lowtide.report() == before
     assert torch.equal(torch.get_rng_state(), state)
     loss.backward()
     assert x.grad is not None
     assert torch.equal(x.grad, torch.ones(3).cos())
+
+
+def test_a_busy_moment_does_not_spoil_it() -> None:
+    """Most of the times of one of two moments, and some of the other, are far too long."""
+    times = calibrating._Times()
+    times.without = [10.0, 11.0, 12.0, 13.0] * 5 + [90.0] * 4 + [60.0, 70.0, 80.0, 90.0] * 6
+    times.with_it = [30.0, 31.0, 32.0, 33.0] * 5 + [95.0] * 4 + [150.0, 170.0, 180.0, 190.0] * 6
+    assert times.more_s == pytest.approx(20, abs=2)
 
 
 def test_a_plan_that_records_predicts_that_too() -> None:
@@ -49,9 +65,10 @@ def test_a_plan_that_records_predicts_that_too() -> None:
     hook = register_module_forward_pre_hook(lambda module, args: calls.append(module))
     trace = profile(model, batch)
     hook.remove()
+    parts = set(model.modules())  # others are called while it is measured what that takes
     found = calibration()
-    assert trace.noting_s == max(0.0, found.op_s - found.view_s)
-    assert trace.attending_s == len(calls) * found.call_s
+    assert trace.noting_s == max(0.0, found.op_s - found.see_s)
+    assert trace.attending_s == len([module for module in calls if module in parts]) * found.call_s
     assert trace.replay_s == found.replay_s
     assert trace.cold_s_per_byte == found.cold_s_per_byte
     everything = solve(trace, 2**60)
@@ -109,10 +126,11 @@ def test_what_is_charged_for_is_what_the_recorder_does(name: str, monkeypatch: p
     plan = solve(trace, beside + int(0.6 * (peak - beside)))
     assert plan.recomputed
 
-    def predicted(op_s: float, view_s: float, save_s: float) -> float:
+    def predicted(op_s: float, see_s: float, save_s: float) -> float:
         """What recording this plan would cost if things cost that much."""
+        costs = Calibration(op_s, see_s, see_s, save_s, 0.0, 0.0, 0.0)
         with monkeypatch.context() as patched:
-            patched.setattr(step_profile, "calibration", lambda: Calibration(op_s, view_s, save_s, 0.0, 0.0, 0.0))
+            patched.setattr(step_profile, "calibration", lambda: costs)
             found = profile(model, batch)
         assert found.fingerprint == trace.fingerprint
         return simulate(found, plan.keep).recording_s
@@ -126,7 +144,7 @@ def test_what_is_charged_for_is_what_the_recorder_does(name: str, monkeypatch: p
     # What the first tensor that is saved tells is wanted whatever is decided: it is in a stretch of its own.
     assert predicted(0.0, 0.0, 1.0) == pytest.approx(found.saved, abs=4)
     assert predicted(1.0, 0.0, 0.0) == found.noted
-    # Views count evenly among a stretch's ops; and now and then the recorder cannot wake as late as is charged.
+    # Now and then the recorder cannot wake as late as is charged.
     assert predicted(1.0, 1.0, 0.0) == pytest.approx(found.seen, rel=0.15)
     assert found.noted < found.seen < len(trace.ops) or found.noted == found.seen
 

@@ -248,6 +248,31 @@ def test_a_mode_laid_down_and_taken_up_beneath_another() -> None:
     assert p.innermost_mode() is None
 
 
+def test_once_an_op_has_returned_its_mode_is_back_and_can_be_laid_down() -> None:
+    seen: list[str] = []
+    depths: list[int | None] = []
+
+    class Tired(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **kwargs)
+            seen.append(func.name())
+            assert p.innermost_mode() is None  # so that it cannot be laid down here
+            p.once_returned(kwargs, lambda: depths.append(p.lay_down_mode(self)))
+            assert not depths
+            return out
+
+    x = torch.ones(3, requires_grad=True)
+    mode = Tired()
+    mode.__enter__()
+    for op in (torch.sin, lambda t: t.view(3, 1), lambda t: torch.zeros_like(t, dtype=torch.float64), torch.ones_like):
+        op(x)
+        assert depths == [0]
+        x.exp()  # not seen
+        p.take_up_mode(mode, depths.pop() or 0)
+    mode.__exit__(None, None, None)
+    assert seen == ["aten::sin", "aten::view", "aten::zeros_like", "aten::ones_like"]
+
+
 def test_hooks_laid_down_and_taken_up_beneath_others() -> None:
     pack, other, same = (lambda t: t), (lambda t: t), (lambda t: t)
     with torch.autograd.graph.saved_tensors_hooks(pack, same):

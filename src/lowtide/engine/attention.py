@@ -4,8 +4,9 @@ Every op that a dispatch mode sees costs tens of microseconds of Python, and eve
 more; over a step that is several per cent, most of it for ops of which a plan wants nothing. So a step that goes as
 planned is watched as a whole once, as a row of stretches from one beginning or end of a module call to the next.
 From then on the recorder is awake in the stretches where there is something to note (what will be made again or waits
-elsewhere, what is written into memory that it knows), and its hooks in those where such a value is saved. Where it
-is both, the recorder wakes as late as it can: when autograd has saved what an op gave, before there is one to note.
+elsewhere, what is written into memory that it knows), and its hooks in those where such a value is saved. It sleeps
+again as soon as that is noted. Where its hooks are in place it also wakes as late as it can, and more than once: when
+autograd has saved what an op gave, before there is one to note.
 
 What happens while it sleeps is plain PyTorch: what is made then is a source to recipes that read it later, and what
 is saved is kept. Only unforeseen writes could hurt. They change the version of a tensor: recipes find that out when
@@ -18,6 +19,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
@@ -31,10 +34,20 @@ from .torch_private import (
     is_compiled,
     lay_down_hooks,
     lay_down_mode,
+    once_returned,
     take_up_hooks,
     take_up_mode,
 )
 from .values import Place, StorageEntry, Tensor, Value, version_if_counted
+
+
+class Spell(NamedTuple):
+    """A part of a stretch whose ops have to be seen."""
+
+    wait: Wait | None
+    """What happens before it; None: nothing, the stretch begins with it."""
+    last_op: int | None
+    """What it ends with; None: with the stretch."""
 
 
 class Stretch(NamedTuple):
@@ -44,12 +57,15 @@ class Stretch(NamedTuple):
     """The id of the module whose call begins here, or its class if it is no part of the model; None where one ends."""
     place: Place
     first_op: int
-    records: bool
-    """Whether an op of it has to be seen."""
+    spells: tuple[Spell, ...]
+    """When its ops have to be seen."""
     saves: bool
     """Whether autograd saves something in it that is not simply kept."""
-    waits: Wait | None = None
-    """What happens before an op has to be seen; None: nothing."""
+
+    @property
+    def records(self) -> bool:
+        """Whether an op of it has to be seen."""
+        return bool(self.spells)
 
 
 class Lesson(NamedTuple):
@@ -74,6 +90,7 @@ class Learner(Stretches):
         self._simple: set[int] = set()  # the ops that need not be looked at unless they are to be noted
         self._uneven: set[int] = set()  # stretches with such an op that made nothing, and so has no number
         self._overwrites: list[list[int]] = []  # by op: the ops that wrote that memory before
+        self._trails_off: set[int] = set()  # stretches whose last op has no number
         self._maker: dict[int, int] = {}  # by the key of a storage: the op that wrote it last
         self._compiled = 0  # how many of the running modules are
 
@@ -107,6 +124,7 @@ class Learner(Stretches):
     def passed(self, facts: OpFacts) -> None:
         """An op has gone by that has no number."""
         self.ran()
+        self._trails_off.add(self.at)
         if facts.simple and not facts.views:
             self._uneven.add(self.at)
 
@@ -122,6 +140,7 @@ class Learner(Stretches):
         self.ran()
         number = len(self._of_op)
         self._of_op.append(self.at)
+        self._trails_off.discard(self.at)
         if simple:
             self._simple.add(number)
         self._overwrites.append([self._maker[key] for key in written if key in self._maker])
@@ -135,20 +154,43 @@ class Learner(Stretches):
 
     def learnt(self) -> Lesson:
         """Where the recorder is needed."""
-        records = self._records | {self._of_op[number] for number in self._noted}
-        first_noted: dict[int, int] = {}
+        noted: dict[int, list[int]] = {stretch: [] for stretch in self._records}
         for number in sorted(self._noted):
-            first_noted.setdefault(self._of_op[number], number)
+            noted.setdefault(self._of_op[number], []).append(number)
         stretches = tuple(
-            Stretch(module, place, first_op, i in records, i in self._saves, self._wait(i, first_noted.get(i)))
+            Stretch(module, place, first_op, self._spells(i, noted[i]) if i in noted else (), i in self._saves)
             for i, (module, place, first_op) in enumerate(self.begins)
         )
         counted = {j for j in self._simple - self._noted if self._of_op[j] not in self._uneven}
         return Lesson(stretches, frozenset(self._noted), frozenset(counted))
 
-    def _wait(self, stretch: int, first_noted: int | None) -> Wait | None:
-        """Until when a recorder can sleep that is needed in a stretch."""
-        if first_noted is None or stretch in self._records or stretch not in self._saves:
+    def _spells(self, stretch: int, noted: list[int]) -> tuple[Spell, ...]:
+        """When a recorder has to be awake in a stretch in which these ops, in their order, have to be noted."""
+        if stretch in self._records:
+            return (Spell(None, None),)
+        wait = self._last_wait(stretch, noted[0])
+        spells: list[Spell] = []
+        for number, following in pairwise(noted):
+            last, next_wait = self._quiet(stretch, number), self._last_wait(stretch, following)
+            if last is not None and next_wait is not None and last < next_wait.next_op - 1:
+                spells.append(Spell(wait, last))
+                wait = next_wait
+        last = self._quiet(stretch, noted[-1])
+        if last is not None and self._of_op[last + 1 : last + 2] != [stretch] and stretch not in self._trails_off:
+            last = None  # nothing comes after it
+        return (*spells, Spell(wait, last))
+
+    def _quiet(self, stretch: int, number: int) -> int | None:
+        """The first op from this one on that writes no memory, after which it can be asked at which version that is."""
+        while number < len(self._of_op) and self._of_op[number] == stretch:
+            if number in self._simple:
+                return number
+            number += 1
+        return None
+
+    def _last_wait(self, stretch: int, first_noted: int) -> Wait | None:
+        """Until when a recorder can sleep that has to note this op."""
+        if stretch not in self._saves:
             return None
         in_time = [wait for wait in self.waits.get(stretch, ()) if wait.next_op <= first_noted]
         return in_time[-1] if in_time else None
@@ -179,7 +221,11 @@ class Attention(Whereabouts):
         self._root: weakref.ref[nn.Module] | None = None
         self._recorder: Sleeper | None = None
         self._sees = self._saves = True
-        self._saved = 0  # since this stretch began, while it sleeps
+        self._saved = 0  # since this stretch began
+        self._spell = 0  # in this stretch, the one that it is in, or waits for
+        self.ends_spells = frozenset(
+            spell.last_op for stretch in lesson.stretches for spell in stretch.spells if spell.last_op is not None
+        )
         self._depth: int | None = None  # in the stack of modes, while it is not on it
         self._hooks: Any = None  # while they are not in place
         self._below: Any = None  # the hooks under them
@@ -216,13 +262,33 @@ class Attention(Whereabouts):
 
     def saved(self) -> None:
         """Autograd has saved a tensor."""
-        if self._sees or self._stretches is None:
+        if self._stretches is None:
             return
         self._saved += 1
-        wait = self._stretches[self._at].waits
+        wait = None if self._sees else self._next_wait()
         if wait is not None and self._saved == wait.saves:
             self._tape.ops = wait.next_op
             self._look()
+
+    def _next_wait(self) -> Wait | None:
+        """What happens before this stretch has an op again that has to be seen."""
+        assert self._stretches is not None
+        spells = self._stretches[self._at].spells
+        return spells[self._spell].wait if self._spell < len(spells) else None
+
+    def ends_spell(self, number: int, kwargs: dict[str, Any]) -> None:
+        """An op that is being seen, with these keywords, is one of `ends_spells`: sleep once it has returned."""
+        once_returned(kwargs, partial(self._rest, number))
+
+    def _rest(self, number: int) -> None:
+        if self._stretches is None or not self._sees or self._recorder is None or self._tape.ops != number + 1:
+            return
+        spells = self._stretches[self._at].spells
+        is_last = self._spell + 1 == len(spells)
+        # Without its hooks it would not wake again.
+        if self._spell < len(spells) and spells[self._spell].last_op == number and (is_last or self._saves):
+            self._look_away()
+            self._spell += not self._sees
 
     def see_all(self) -> None:
         """Be awake from now on, and know by itself which modules are running."""
@@ -257,13 +323,15 @@ class Attention(Whereabouts):
             return False
         stretch = stretches[at]
         alike = module is None if stretch.module is None else stretch.module in (id(module), type(module))
-        if not alike or (self._tape.ops != stretch.first_op if self._sees else stretches[self._at].records):
+        # Asleep, it must not have missed a part that it should have seen.
+        missed = self._tape.ops != stretch.first_op if self._sees else self._spell < len(stretches[self._at].spells)
+        if not alike or missed:
             self.see_all()
             if self._recorder is not None:
                 self._recorder.lost()
             return False
         self._at = at
-        self._saved = 0
+        self._saved = self._spell = 0
         self.place = stretch.place
         if self._recorder is not None:
             if not self._sees:
@@ -274,7 +342,7 @@ class Attention(Whereabouts):
                 else:
                     self._lay_down_hooks()
             # To wake late it takes the hooks, which could not be taken up where somebody else's are above.
-            records = stretch.records and (stretch.waits is None or not self._saves)
+            records = stretch.records and (stretch.spells[0].wait is None or not self._saves)
             if records != self._sees:
                 if records:
                     self._look()

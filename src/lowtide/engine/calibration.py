@@ -1,9 +1,10 @@
-"""What recording and replaying cost on this machine beside the kernels, measured once: part of what a plan predicts.
+"""What recording and replaying cost on this machine beside the kernels: part of what a plan predicts.
 
 Between two ops of a model a kernel has gone through megabytes, and with them went what the recorder had in the
-processor's caches. So everything is timed after such a walk (`coldness`): it then costs two or three times what it does
-in a loop of small ops. What is compared is timed in turn, row by row, so that whatever else the machine does falls on
-both.
+processor's caches. So nearly everything is timed after such a walk (`coldness`): it then costs two or three times what
+it does in a loop of small ops. What is compared is timed in turn, row by row, so that whatever else the machine does
+falls on both. It can only make times longer, and sometimes does so for a whole second: so of all times the lower
+quartile counts, and some more are taken at other moments of the process, a few times.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
-from statistics import median
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,9 @@ from .replay import Handle
 from .tape import Tape
 from .values import Kept, Tensor
 
-_ROUNDS, _IN_A_ROW = 5, 7
+_ROUNDS, _IN_A_ROW = 3, 7
+_MOMENTS = 3
+"""At how many moments times are taken, at the most."""
 _READ_BYTES = 2**22
 Action = Callable[[], object]
 Around = contextlib.AbstractContextManager[object]
@@ -38,8 +41,10 @@ class Calibration(NamedTuple):
 
     op_s: float
     """To note an op that makes a value."""
+    see_s: float
+    """To see an op of which nothing is noted."""
     view_s: float
-    """To see an op that makes none."""
+    """To see one that comes right after another was seen, as views do."""
     save_s: float
     """To hold a kept value in autograd's place, in forward, and to hand it over, in backward."""
     call_s: float
@@ -50,64 +55,98 @@ class Calibration(NamedTuple):
     """What a kernel takes more to read what is not in the caches."""
 
 
-@lru_cache(maxsize=1)
+class _Times:
+    """What something takes without what is to be measured, and with it."""
+
+    def __init__(self) -> None:
+        self.without: list[float] = []
+        self.with_it: list[float] = []
+
+    @property
+    def more_s(self) -> float:
+        """How much longer it takes with it."""
+        return max(0.0, _undisturbed_s(self.with_it) - _undisturbed_s(self.without))
+
+
+def _undisturbed_s(took: list[float]) -> float:
+    """The lower quartile."""
+    return sorted(took)[len(took) // 4] if took else 0.0
+
+
+_times: defaultdict[str, _Times] = defaultdict(_Times)
+_moments = 0
+
+
 def calibration() -> Calibration:
-    """What small ops take with a recorder, over what they take without one."""
+    """What small ops take with a recorder, over what they take without one, by all that was measured so far."""
+    if not _moments:
+        measure_again()
+    return Calibration(
+        op_s=_times["op"].more_s,
+        see_s=_times["see"].more_s,
+        view_s=_times["view"].more_s,
+        save_s=_times["save"].more_s + _times["hand over"].more_s,
+        call_s=_times["call"].more_s,
+        replay_s=_times["replay"].more_s,
+        cold_s_per_byte=_times["read"].more_s / _READ_BYTES,
+    )
+
+
+def measure_again() -> None:
+    """Take some more times, at this moment; unless that was done often enough."""
+    global _moments
+    if _moments == _MOMENTS:
+        return
+    _moments += 1
     collects = gc.isenabled()
     gc.disable()
     try:
         with torch.enable_grad():
-            return _measured()
+            _measure()
     finally:
         if collects:
             gc.enable()
 
 
-def _measured() -> Calibration:
+def _measure() -> None:
     x = torch.ones(8, 8, requires_grad=True)
     sin, turn = partial(torch.sin, x), partial(x.transpose, 0, 1)
     recorder = _new_recorder()
     saved: list[Handle | Kept] = []
-    hooks = partial(_hooks, recorder, saved)
-    save_s = _more_s(sin, sin, hooks)
+    walk, long_walk = Walk(BETWEEN_OPS), Walk(BETWEEN_REPLAYS)
+    _in_turn("op", sin, sin, walk, around=lambda: recorder)
+    _in_turn("see", turn, turn, walk, around=lambda: recorder)
+    _in_turn("view", turn, turn, None, around=lambda: recorder)
+    _in_turn("save", sin, sin, walk, around=partial(_hooks, recorder, saved))
     there = iter(list(saved))
-    return Calibration(
-        op_s=_more_s(sin, sin, lambda: recorder),
-        view_s=_more_s(turn, turn, lambda: recorder),
-        save_s=save_s + _usual_s(lambda: next(there).unpack()),
-        call_s=_more_s(partial(nn.Identity(), x), partial(_watched_module(recorder.where), x)),
-        replay_s=_more_s(sin, _one_after_the_other(), moved_bytes=BETWEEN_REPLAYS),
-        cold_s_per_byte=_cold_s_per_byte(),
-    )
+    _in_turn("hand over", None, lambda: next(there).unpack(), walk)
+    _in_turn("call", partial(nn.Identity(), x), partial(_watched_module(recorder.where), x), walk)
+    _in_turn("replay", sin, _one_after_the_other(), long_walk)
+    _read(long_walk)
 
 
-def _more_s(
-    plain: Action,
+def _in_turn(
+    what: str,
+    plain: Action | None,
     ours: Action,
+    walk: Walk | None,
     around: Callable[[], Around] = contextlib.nullcontext,
-    moved_bytes: int = BETWEEN_OPS,
-) -> float:
-    """How much longer one takes than the other, of which `around` is what makes it so."""
-    walk = Walk(moved_bytes)
-    without: list[float] = []
-    with_it: list[float] = []
+) -> None:
+    """Time one with the other, of which `around` is what makes the difference."""
+    times = _times[what]
     for _ in range(_ROUNDS):
-        without += _row_s(plain, walk)
+        if plain is not None:
+            times.without += _row_s(plain, walk)
         with around():
-            with_it += _row_s(ours, walk)
-    return max(0.0, median(with_it) - median(without))
+            times.with_it += _row_s(ours, walk)
 
 
-def _usual_s(action: Action) -> float:
-    walk = Walk()
-    return median([took_s for _ in range(_ROUNDS) for took_s in _row_s(action, walk)])
-
-
-def _row_s(action: Action, walk: Walk) -> list[float]:
+def _row_s(action: Action, walk: Walk | None) -> list[float]:
     """What each of some in a row takes, but for the first, which finds nothing in the caches from the one before."""
     took: list[float] = []
     for _ in range(_IN_A_ROW):
-        walk()
+        if walk is not None:
+            walk()
         start = time.perf_counter()
         made = action()
         took.append(time.perf_counter() - start)
@@ -115,22 +154,19 @@ def _row_s(action: Action, walk: Walk) -> list[float]:
     return took[1:]
 
 
-def _cold_s_per_byte() -> float:
-    """What it takes more to read what was made long ago than what was made just now."""
-    walk = Walk(BETWEEN_REPLAYS)
+def _read(walk: Walk) -> None:
+    """Read what was made just now, and what was made long ago."""
+    times = _times["read"]
     x = torch.ones(_READ_BYTES // 4)
-    hot: list[float] = []
-    cold: list[float] = []
     for _ in range(_ROUNDS * _IN_A_ROW):
         made = x.neg()
-        for moves, took in ((False, hot), (True, cold)):
+        for moves, took in ((False, times.without), (True, times.with_it)):
             if moves:
                 walk()
             start = time.perf_counter()
             out = made.neg()
             took.append(time.perf_counter() - start)
             del out
-    return max(0.0, median(cold) - median(hot)) / _READ_BYTES
 
 
 def _new_recorder() -> Recorder:

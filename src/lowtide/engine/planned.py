@@ -79,10 +79,12 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         self._due = frozenset(due - 1 for due in plan.departures.values())
         self._attention = whereabouts if isinstance(whereabouts, Attention) else None
         self._counted_only: frozenset[int] = frozenset()
+        self._ends_spells: frozenset[int] = frozenset()
         if self._attention is not None:
             self._attention.serve(self)
             self._doubts = True
             self._counted_only = self._attention.counted
+            self._ends_spells = self._attention.ends_spells
 
     @property
     def watches_backward(self) -> bool:  # type: ignore[override]
@@ -102,8 +104,12 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
             out = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
             self.tape.ops = number + 1
             self.resume(number + 1)
+            if number in self._ends_spells and kwargs is not None:
+                self._attention.ends_spell(number, kwargs)  # type: ignore[union-attr]
             return out
         out = Recorder.__torch_dispatch__(self, func, types, args, kwargs)
+        if number in self._ends_spells and kwargs is not None and self.differs_at is None:
+            self._attention.ends_spell(number, kwargs)  # type: ignore[union-attr]
         if self.gauge is not None:
             self.gauge.saw(out)
         if self._learner is not None and self.tape.ops == number:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import trace as records
-from .calibration import calibration
+from .calibration import calibration, measure_again
 from .effects import OpFacts
 from .noting import Traffic, charges_of
 from .overwriting import Written, covers
@@ -97,7 +97,7 @@ class Profile:
         if self._left is not None:
             since = time.perf_counter() - self._left
             if since < _LONGEST_PAUSE_S:  # else it waited for something else
-                self._between_s += max(0.0, since - self._calibration.view_s)
+                self._between_s += max(0.0, since - self._calibration.see_s)
         self._left = None
 
     def leave(self) -> None:
@@ -107,7 +107,7 @@ class Profile:
     def watched(self, seconds: float) -> None:
         """An op of backward was watched, which took so long beside it."""
         if self.watching_s:
-            self.watching_s[-1] += seconds + self._calibration.view_s
+            self.watching_s[-1] += seconds + self._calibration.see_s
 
     # -- forward --------------------------------------------------------------------------------------
 
@@ -117,6 +117,8 @@ class Profile:
     ) -> None:  # fmt: skip
         """An op has run."""
         number = len(self.ops)
+        if not facts.simple:
+            self.traffic.restless.add(number)
         inputs: dict[int, None] = {}
         if recipe is not None:
             for ref in recipe.refs:
@@ -214,6 +216,8 @@ class Profile:
 
     def trace(self, peak_bytes: int, device: str, where: Stretches) -> records.Trace:
         """All of it, for a planner."""
+        measure_again()
+        costs = calibration()
         count = len(self.ops)
         values = tuple(
             records.Value(
@@ -247,11 +251,11 @@ class Profile:
             step_s,
             peak_bytes,
             device,
-            noting_s=max(0.0, self._calibration.op_s - self._calibration.view_s),
-            charges=charges_of(where, self.traffic, count, self._calibration),
-            attending_s=where.calls * self._calibration.call_s,
-            replay_s=self._calibration.replay_s,
-            cold_s_per_byte=self._calibration.cold_s_per_byte,
+            noting_s=max(0.0, costs.op_s - costs.see_s),
+            charges=charges_of(where, self.traffic, count, costs),
+            attending_s=where.calls * costs.call_s,
+            replay_s=costs.replay_s,
+            cold_s_per_byte=costs.cold_s_per_byte,
             copies=self._saved_by_copies(),
             copying_s=self.copying_s,
         )

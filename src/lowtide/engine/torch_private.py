@@ -118,6 +118,28 @@ def take_up_mode(mode: Any, depth: int) -> None:
         torch._C._push_on_torch_dispatch_stack(one)
 
 
+class _Farewell:
+    """Calls something when it goes."""
+
+    __slots__ = ("_say",)
+
+    def __init__(self, say: Callable[[], None]) -> None:
+        self._say = say
+
+    def __del__(self) -> None:
+        self._say()
+
+
+def once_returned(kwargs: dict[str, Any], action: Callable[[], None]) -> None:
+    """Have `action` called when the op that a dispatch mode is being handed has returned and the mode is back in place.
+
+    While a mode is handed an op it is not on the stack, and afterwards it is put back whatever it did: it cannot be
+    laid down meanwhile. But the keywords that it is handed are a dict made for this call, which goes right after that.
+    Should a release keep it for longer, `action` comes later: it has to look whether it is still wanted.
+    """
+    kwargs["returned"] = _Farewell(action)
+
+
 def saving_hooks() -> Any:
     """The innermost pair of saved-tensor hooks of this thread, or None."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)

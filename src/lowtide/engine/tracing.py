@@ -92,7 +92,8 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         profile = self.room.profile
         profile.back()
         try:
-            profile.traffic.views[self.where.at] += (FACTS.get(id(func)) or facts_of(func)).views
+            if (FACTS.get(id(func)) or facts_of(func)).views:
+                profile.traffic.views[self.where.at, len(profile.ops)] += 1
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             self.where.ran()
