@@ -17,7 +17,12 @@ from pathlib import Path
 
 from .records import ModelResult, Run
 
-GIVING_BACK = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "65536"}
+GIVING_BACK = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0",
+}
 """One arena, and freed memory goes back to the system at once, so that resident means in use."""
 _DEADLINE_S = 120
 MODELS = ("gpt2", "llama", "resnet50")

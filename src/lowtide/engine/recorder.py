@@ -18,13 +18,14 @@ from . import normalising, overwriting, randomness
 from .costs import settled_cost, timed_call
 from .course import Passed, Step, ways_of
 from .effects import FACTS, OpFacts, facts_of, facts_of_region
+from .knowing import ForeignArgumentError, Knowing
 from .modes import EngineMode
 from .modules import Whereabouts
 from .overwriting import Written, tensors_of
 from .replay import Handle
 from .tape import Tape
-from .torch_private import graph_task, is_wrapper, never_compile, storage_key, version_of
-from .values import UNWATCHED, Kept, Origin, Place, Recipe, Ref, StorageTable, Tensor, Value, Write
+from .torch_private import graph_task, never_compile, storage_key
+from .values import Kept, Origin, Place, Recipe, Ref, Tensor, Value, Write
 from .verification import Verifier
 
 KEEP, RECOMPUTE = Decision.KEEP, Decision.RECOMPUTE
@@ -32,26 +33,16 @@ _new_tuple = tuple.__new__  # an OpInfo from its fields in order: a fifth of the
 # Position among the results, the result, its storage, the storage's key.
 Fresh = tuple[int, Tensor, torch.UntypedStorage, int]
 
-_plain_types: dict[type, bool] = {Tensor: True, torch.nn.Parameter: True}
 
-
-class _ForeignArgumentError(Exception):
-    """An argument has no storage of its own, so that the op cannot be noted."""
-
-
-class Recorder(EngineMode):  # type: ignore[no-untyped-call]
+class Recorder(Knowing, EngineMode):  # type: ignore[no-untyped-call]
     """Notes the ops of one scope, and turns the tensors that autograd saves into handles."""
 
     watches_backward = False
     """Whether it stays during the nodes of a backward pass (see `watching`)."""
 
     def __init__(self, policy: Policy, tape: Tape, whereabouts: Whereabouts, verify: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.tape = tape
-        self.table = StorageTable()
-        self.where = whereabouts
-        self.verifier = Verifier(tape) if verify else None
-        self._doubts = verify
+        EngineMode.__init__(self)  # type: ignore[no-untyped-call]
+        Knowing.__init__(self, tape, whereabouts, Verifier(tape) if verify else None)
         self.use(policy)
 
     def use(self, policy: Policy) -> None:
@@ -308,7 +299,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
                     noted.append(a)
             if kwargs:
                 recipe.kwargs = dict(zip(kwargs, self._note_list(tuple(kwargs.values()), refs, targets), strict=True))
-        except _ForeignArgumentError as error:
+        except ForeignArgumentError as error:
             self.tape.pin(origin, str(error))
             return None
         recipe.args = noted
@@ -326,57 +317,6 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
                 a = self._note_list(a, refs, targets)
             noted.append(a)
         return noted
-
-    def _refer(self, tensor: Tensor) -> Ref:
-        """A reference for a recipe to what `tensor` contains now, held from now on if it is kept (Rule 5)."""
-        storage, value = self._known(tensor)
-        if storage is None:
-            raise _ForeignArgumentError(f"it takes a {type(tensor).__name__} that the engine does not understand")
-        if value is None:
-            value = self.table.put_source(tensor, storage)
-        elif (held := value.tensor) is not None:
-            if value.version != UNWATCHED and value.version != version_of(held):
-                value = self.table.put_source(tensor, storage)
-        elif value.recipe is None or value.blank or (self.where.place.keeps_inputs and self._is_boundary(value)):
-            self._keep(value, tensor, storage)
-        value.claims += 1
-        return Ref(value, tensor)
-
-    def _known(self, tensor: Tensor) -> tuple[torch.UntypedStorage | None, Value | None]:
-        """The storage behind a tensor (None: foreign), and the value that it has now, if the recorder knows it."""
-        if type(tensor) is Tensor:  # the common case first; what is odd about others is for `_storage` to find out
-            try:
-                storage: torch.UntypedStorage | None = tensor.untyped_storage()
-            except (NotImplementedError, RuntimeError):
-                storage = self._storage(tensor)
-        else:
-            storage = self._storage(tensor)
-        if storage is None:
-            return None, None
-        entry = self.table.get(storage_key(storage))
-        if entry is None:
-            return storage, None
-        value = entry.strong or entry.value()
-        if self._doubts and value is not None and self._changed_unseen(value, tensor, storage):
-            del self.table[entry.key]  # Rule 9: somebody else wrote it, so it is a source now
-            return storage, None
-        return storage, value
-
-    def _changed_unseen(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-        """Whether what the memory contains is not this value any more; asked only if it `_doubts` that."""
-        return self.verifier is not None and self.verifier.changed_unseen(value, storage)
-
-    def _keep(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
-        """Hold a value from now on, whatever was decided when it was made."""
-        if value.counted and value.recipe is not None:
-            self.tape.count_kept_after_all(value)
-        value.hold(tensor, storage)
-        self.table[storage_key(storage)].put(value)
-
-    def _is_boundary(self, value: Value) -> bool:
-        """Whether a value crosses into a layer, where inputs are kept (`keeps_inputs`, asked by the caller)."""
-        origin = value.origin
-        return origin is not None and origin.place.layer != self.where.place.layer
 
     # -- writes ---------------------------------------------------------------------------------------
 
@@ -399,16 +339,6 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if recipe is not None:
             recipe.writes = tuple(notes)
 
-    def _forget(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Memory is about to change in a way that is not noted: what it contains is unknown from now on."""
-        for tensor in overwriting.written_by(facts, args, kwargs):
-            storage = self._storage(tensor)
-            entry = self.table.get(storage_key(storage)) if storage is not None else None
-            if entry is not None:
-                if facts.rebinds:
-                    overwriting.rescue(entry.value(), self.tape)
-                self.table.pop(entry.key, None)
-
     # -- what autograd saves --------------------------------------------------------------------------
 
     def pack(self, tensor: Tensor) -> Handle | Kept:
@@ -430,20 +360,6 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
             return kept
         value.claims += 1
         return Handle(Ref(value, tensor), self.tape)
-
-    def _storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
-        """The storage behind a tensor, or None for a foreign one, which is counted (Rule 14)."""
-        kind = type(tensor)
-        plain = _plain_types.get(kind)
-        if plain is None:
-            plain = _plain_types[kind] = not is_wrapper(kind)
-        if plain:
-            try:
-                return tensor.untyped_storage()
-            except (NotImplementedError, RuntimeError):  # sparse tensors and functorch wrappers have none
-                pass
-        self.tape.foreign[kind.__name__] += 1
-        return None
 
 
 def _bytes_made(fresh: tuple[Fresh, ...], writes: tuple[Written, ...]) -> int:
