@@ -176,3 +176,24 @@ def test_a_verified_op_takes_the_less_of_its_two_times() -> None:
         (op,) = (op for op in trace.ops if "slow_at_first" in op.name)
         assert (op.time_s < 0.1) == verify
         assert len(runs) == 1 + verify
+
+
+def test_a_pause_in_backward_is_not_taken_for_its_time() -> None:
+    """Of layers alike the one in the middle counts: what happened once would not happen in the next step."""
+    pauses: list[float] = []
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(9))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for i, layer in enumerate(self.layers):
+                x = layer(x).tanh()
+                if i == 4:
+                    x.register_hook(lambda _: pauses.append(0.5) or time.sleep(0.5))
+            return x.square().mean()
+
+    trace = profile(Model(), torch.ones(2, 8), loss=lambda out: out)
+    assert pauses == [0.5]
+    assert 0 < trace.step_s < 0.25

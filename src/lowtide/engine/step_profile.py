@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -225,21 +226,14 @@ class Profile:
             )
             for v in self.values
         )
-        asks = []
-        previous, number = None, -1
-        for k, (value, node) in enumerate(self.asks):
-            if node != previous:
-                previous, number = node, number + 1
-            until = self.ask_times[k + 1][0] if k + 1 < len(self.asks) else self._ended
-            time_s = max(0.0, until - self.ask_times[k][1] - self.watching_s[k])
-            others = self.ask_others[k]
-            asks.append(records.Ask(value, number, others.most, time_s, others.rise_bytes))
-        times_s = self._usual([op.time_s for op in self.ops])
-        agains_s = self._usual([op.again_s for op in self.ops])
+        alike = [(op.name, self._sizes(op.inputs), self._sizes(op.outputs)) for op in self.ops]
+        times_s = _usual(alike, [op.time_s for op in self.ops])
+        agains_s = _usual(alike, [op.again_s for op in self.ops])
         ops = tuple(
             replace(op, time_s=time_s or 0.0, again_s=again_s, other_bytes=other)
             for op, time_s, again_s, other in zip(self.ops, times_s, agains_s, self.others, strict=True)
         )
+        asks = self._asks()
         step_s = sum(op.time_s for op in ops) + self._between_s + sum(ask.time_s for ask in asks)
         asked = {value for value, _ in self.asks}
         return records.Trace(
@@ -247,7 +241,7 @@ class Profile:
             ops,
             values,
             tuple(v for v in self.saved if v in asked),
-            tuple(asks),
+            asks,
             step_s,
             peak_bytes,
             device,
@@ -268,17 +262,32 @@ class Profile:
                 found.append(records.Copied(k, *more))
         return tuple(found)
 
-    def _usual(self, times_s: list[float] | list[float | None]) -> list[float | None]:
-        """By op: of ops alike, what the one in the middle took; None where that is known of none."""
-        alike: dict[Any, list[float]] = {}
-        keys = []
-        for op, time_s in zip(self.ops, times_s, strict=True):
-            sizes = [tuple(self.values[v].nbytes for v in some) for some in (op.inputs, op.outputs)]
-            keys.append((op.name, *sizes))
-            if time_s is not None:
-                alike.setdefault(keys[-1], []).append(time_s)
-        usual = {key: median(times) for key, times in alike.items()}
-        return [usual.get(key) for key in keys]
+    def _asks(self) -> tuple[records.Ask, ...]:
+        """Each with the time that backward usually takes from one like it to the next."""
+        nodes = [node for _, node in self.asks]
+        begins = [k == 0 or node != nodes[k - 1] for k, node in enumerate(nodes)]
+        made_by = [self.values[value].op for value, _ in self.asks]
+        kinds = [
+            (None if op is None else self.ops[op].name, self.values[value].nbytes, others.rise_bytes, first)
+            for op, (value, _), others, first in zip(made_by, self.asks, self.ask_others, begins, strict=True)
+        ]
+        ends = [*(asked for asked, _ in self.ask_times[1:]), self._ended]
+        times_s = _usual(
+            list(zip(kinds, [*kinds[1:], None], strict=False)),
+            [
+                max(0.0, end - answered - watching_s)
+                for end, (_, answered), watching_s in zip(ends, self.ask_times, self.watching_s, strict=False)
+            ],
+        )
+        return tuple(
+            records.Ask(value, number - 1, others.most, time_s or 0.0, others.rise_bytes)
+            for (value, _), number, others, time_s in zip(
+                self.asks, accumulate(begins), self.ask_others, times_s, strict=True
+            )
+        )
+
+    def _sizes(self, values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.values[v].nbytes for v in values)
 
     # -- bookkeeping ----------------------------------------------------------------------------------
 
@@ -328,3 +337,13 @@ class Profile:
         if value.dies is None:
             value.dies = max(len(self.ops) - 1, 0) if not self.asks else len(self.ops)
             value.freed_at_ask = len(self.asks) - 1 if self.asks else None
+
+
+def _usual(alike: Sequence[Any], times_s: Sequence[float | None]) -> list[float | None]:
+    """What the one in the middle took of those that are alike, for each; None where that is known of none."""
+    times: dict[Any, list[float]] = {}
+    for key, time_s in zip(alike, times_s, strict=True):
+        if time_s is not None:
+            times.setdefault(key, []).append(time_s)
+    usual = {key: median(some) for key, some in times.items()}
+    return [usual.get(key) for key in alike]
