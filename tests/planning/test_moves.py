@@ -5,6 +5,7 @@ import random
 from hypothesis import given, settings, strategies as st
 
 from lowtide.planning import Problem
+from lowtide.planning.bits import where
 from lowtide.planning.moves import AGAIN, KEPT, ONCE, Decisions, Moves
 
 from .traces import gpt_trace, traces
@@ -16,14 +17,14 @@ def test_what_is_pinned_or_fixed_is_never_changed(trace, seed, data):
     problem = Problem(trace)
     fixed = data.draw(st.sets(st.sampled_from(range(problem.n_ops)))) if problem.n_ops else set()
     moves = Moves(problem, 1, fixed)
-    decisions = Decisions(problem.keep_all(), [False] * problem.n_ops)
+    decisions = Decisions(where(problem.keep_all()), 0)
     draw = random.Random(seed)
     for _ in range(50 if moves.groups else 0):
         moves.change(decisions, draw)
-        assert all(decisions.keep[j] for j in range(problem.n_ops) if problem.pinned[j] or j in fixed)
-        assert not any(kept and more for kept, more in zip(decisions.keep, decisions.again, strict=True))
-        assert not any(decisions.keep[j] for j in decisions.turns)
-        assert all(asks[0] > 0 and asks[-1] < problem.n_asks for asks in decisions.turns.values())
+        assert all(decisions.keep >> j & 1 for j in range(problem.n_ops) if problem.pinned[j] or j in fixed)
+        assert not decisions.keep & decisions.again
+        assert not decisions.keep & decisions.turning()
+        assert all(0 < k < problem.n_asks and turning for k, turning in decisions.turns.items())
 
 
 def test_every_large_op_gets_every_decision_and_small_ones_none():
@@ -31,7 +32,7 @@ def test_every_large_op_gets_every_decision_and_small_ones_none():
     sizes = [sum(problem.nbytes[v] for v in outputs) for outputs in problem.outputs]
     budget = 100 * max(sizes)
     moves = Moves(problem, budget)
-    decisions = Decisions(problem.keep_all(), [False] * problem.n_ops)
+    decisions = Decisions(where(problem.keep_all()), 0)
     seen: list[set[int]] = [set() for _ in range(problem.n_ops)]
     draw = random.Random(0)
     for _ in range(4000):
@@ -46,23 +47,23 @@ def test_every_large_op_gets_every_decision_and_small_ones_none():
 
 
 def test_a_copy_is_changed_alone():
-    decisions = Decisions([True, True], [False, False])
+    decisions = Decisions(0b11, 0)
     changed = decisions.copy()
     changed.decide(0, AGAIN)
     assert (decisions.state(0), changed.state(0), changed.state(1)) == (KEPT, AGAIN, KEPT)
     changed.decide(0, ONCE)
-    assert (changed.keep, changed.again) == ([False, True], [False, False])
+    assert (changed.keep, changed.again) == (0b10, 0)
 
 
 def test_a_part_of_backward_is_turned_and_turned_back():
-    decisions = Decisions([False], [False])
+    decisions = Decisions(0, 0)
     decisions.turn(0, 3, 7)
-    assert (decisions.again, decisions.turns) == ([False], {0: (3, 7)})
+    assert (decisions.again, decisions.turns) == (0, {3: 1, 7: 1})
     changed = decisions.copy()
     changed.turn(0, 0, 7)  # from the beginning: the other way round until the third ask, from then on as at first
-    assert (changed.again, changed.turns) == ([True], {0: (3,)})
+    assert (changed.again, changed.turns) == (1, {3: 1})
     decisions.turn(0, 3, 7)
-    assert (decisions.again, decisions.turns) == ([False], {})
+    assert (decisions.again, decisions.turns) == (0, {})
     decisions.turn(0, 5, None)
     decisions.decide(0, AGAIN)
-    assert (decisions.again, decisions.turns) == ([True], {})
+    assert (decisions.again, decisions.turns) == (1, {})

@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .bits import bits_of, members_of, where
 from .candidate import Candidate, judged
 from .moves import Decisions, Moves
 from .simulator import Simulator
 from .trials import Trial, Trials
+from .turns import as_bits, from_bits
 
 _NAME = ", annealed"
 _TRIALS_A_GROUP = 40
@@ -33,8 +35,6 @@ _MOST_PRICE, _RISE = 3000.0, 1.01
 """The price of bytes rises to that at most, and by that from trial to trial."""
 _A_TURN = 1e-4
 """What an op that turns costs, as a share of a plain step, lest turns pile up that gain nothing."""
-_TRIAL = 2
-"""How long the usual trial takes, in those of a plan that recomputes nothing; more or less."""
 
 
 @dataclass(frozen=True)
@@ -60,37 +60,32 @@ def anneal(
     budget_bytes: int,
     *,
     deadline: float,
-    enough: Callable[[Candidate, int, float], bool] | None = None,
+    enough: Callable[[Candidate, int], bool] | None = None,
 ) -> Candidate:
     """The best plan that was found; `start` if that is none that fits, or fits and is faster than `start`.
 
-    `enough` is asked before each search from the beginning, with the best plan, how many there were, and how many
-    seconds of a step the last search has gained; without it there are as many as there is time for.
+    `enough` is asked before each search from the beginning, with the best plan and how many there were; without it
+    there are as many as there is time for.
     """
-    n_ops = simulator.problem.n_ops
     moves = Moves(simulator.problem, budget_bytes, start.offload)
     if not moves.groups:
         return start
     judge = _Judge(simulator, budget_bytes, start)
     draw = random.Random(0)
     best, searches = start, 0
-    gained_s = math.inf  # by the last search
 
     def decided(candidate: Candidate) -> Decisions:
-        again = [j in candidate.again for j in range(n_ops)]
-        return Decisions(list(candidate.keep), again, {j: tuple(asks) for j, asks in candidate.turns.items()})
+        return Decisions(where(candidate.keep), bits_of(candidate.again), as_bits(candidate.turns))
 
     def search(decisions: Decisions, manner: _Manner, trials: int, until: float) -> None:
-        nonlocal best, gained_s
-        before = best
+        nonlocal best
         found = _search(judge, moves, decisions, manner, trials, draw, until)
         other = None if found is None else judge.candidate(found)
         if other is not None and (best.peak_bytes > budget_bytes or other.extra_s < best.extra_s):
             best = other
-        gained_s = before.extra_s - best.extra_s if before.peak_bytes <= budget_bytes else math.inf
 
     trials = _TRIALS_A_GROUP * len(moves.groups)
-    plain = Decisions(simulator.problem.keep_all(), [False] * n_ops)
+    plain = Decisions(where(simulator.problem.keep_all()), 0)
 
     def soon() -> float:
         """A third of the time that is left."""
@@ -99,9 +94,10 @@ def anneal(
     # From the plan there is first: where there are many ops, there is no time to begin anew.
     search(decided(best), _FROM_A_PLAN, 2 * trials, soon())
     search(decided(best), _FAR_FROM_IT, 2 * trials, 2 * soon() - time.monotonic())
+    began = time.monotonic()
     search(decided(best), _NEAR_A_PLAN, 2 * trials, deadline)
-    search_s = trials * _TRIAL * _timed(judge, plain.copy())
-    while deadline - time.monotonic() > 3 * search_s and not (enough and enough(best, searches, gained_s)):
+    search_s = (time.monotonic() - began) / 2
+    while deadline - time.monotonic() > 3 * search_s and not (enough and enough(best, searches)):
         began = time.monotonic()
         search(plain.copy(), _ANEW, trials * (1 + searches // _SEARCHES_ALIKE), deadline)
         search_s = time.monotonic() - began
@@ -116,27 +112,16 @@ def anneal(
 def _tidied(judge: _Judge, decisions: Decisions) -> Decisions:
     """Without turns that gain nothing, of which a search leaves many behind."""
     now = judge(decisions)
-    for op in list(decisions.turns):
-        asks = decisions.turns[op]
-        fewer = [(asks[:i] + asks[i + 2 :], decisions.again[op]) for i in range(len(asks) - 1)]
-        for turns, again in (((), decisions.again[op]), ((), not decisions.again[op]), *fewer):
-            other = decisions.copy()
-            other.again[op] = again
-            other.turns[op] = turns
-            if not turns:
-                del other.turns[op]
+    for op in members_of(decisions.turning()):
+        asks = from_bits(decisions.turns)[op]
+        fewer = [(asks[:i] + asks[i + 2 :], decisions.again) for i in range(len(asks) - 1)]
+        for turns, again in (((), decisions.again), ((), decisions.again ^ 1 << op), *fewer):
+            other = Decisions(decisions.keep, again, as_bits(from_bits(decisions.turns) | {op: turns}))
             then = judge(other)
             if now is not None and then is not None and not then.excess_bytes and then.extra_s <= now.extra_s:
                 decisions, now = other, then
                 break
     return decisions
-
-
-def _timed(judge: _Judge, decisions: Decisions) -> float:
-    """How long a trial takes, more or less."""
-    began = time.monotonic()
-    judge(decisions)
-    return time.monotonic() - began
 
 
 def _search(
@@ -163,7 +148,7 @@ def _search(
         moves.change(other, draw)
         # What is accepted is drawn first: then most of the others need not be followed to the end.
         limit_s = now.extra_s + price_s * now.excess_bytes - warmth_s * math.log(1 - draw.random())
-        limit_s -= _A_TURN * step_s * (len(other.turns) - len(here.turns))
+        limit_s -= _A_TURN * step_s * (other.n_turns() - here.n_turns())
         then = judge(other, price_s, limit_s)
         if then is None:
             continue
@@ -184,11 +169,16 @@ class _Judge:
         self._trials = Trials(simulator.problem)
 
     def __call__(self, decisions: Decisions, price_s: float = 0.0, limit_s: float = math.inf) -> Trial | None:
-        keep = decisions.keep = [bool(kept) for kept in self.simulator.problem.obeyed(decisions.keep)]
-        again = decisions.again = [more and not kept for more, kept in zip(decisions.again, keep, strict=True)]
-        turns = decisions.turns = {j: asks for j, asks in decisions.turns.items() if not keep[j]}
+        decisions.obey(self.simulator.problem)
         if not self._offload:
-            return self._trials.judge(keep, again, self.budget_bytes, turns=turns, price_s=price_s, limit_s=limit_s)
+            return self._trials.judge(
+                decisions.keep,
+                decisions.again,
+                self.budget_bytes,
+                turns=decisions.turns,
+                price_s=price_s,
+                limit_s=limit_s,
+            )
         candidate = self.candidate(decisions)
         if candidate is None:
             return None
@@ -202,9 +192,9 @@ class _Judge:
         """The judge's own word."""
         return judged(
             self.simulator,
-            decisions.keep,
-            frozenset(j for j, more in enumerate(decisions.again) if more),
-            turns=decisions.turns,
+            [bool(decisions.keep >> j & 1) for j in range(self.simulator.problem.n_ops)],
+            frozenset(members_of(decisions.again)),
+            turns=from_bits(decisions.turns),
             offload=self._offload,
             room_bytes=self.budget_bytes,
             solver=self._solver,

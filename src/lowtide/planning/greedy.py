@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from .baselines import every_block, keep_heavy_ops, sqrt_segments
+from .bits import bits_of, where
 from .candidate import Candidate, judged
 from .problem import Problem
 from .repetition import find_stretches
 from .segments import block_cuts, even_cuts, keep_at_cuts
 from .simulator import Simulator
+from .trials import Trial, Trials
+
+_ROUNDING = 1e-9
+"""By how much sums of the same times may differ."""
 
 
 def solve_greedy(simulator: Simulator, budget_bytes: int, *, deadline: float) -> Candidate | None:
@@ -35,21 +41,45 @@ def solve_greedy(simulator: Simulator, budget_bytes: int, *, deadline: float) ->
     return None if best is None else improve(simulator, best, budget_bytes, deadline=deadline)
 
 
+class _Changed(NamedTuple):
+    """Decisions, and what they cost."""
+
+    keep: Sequence[bool]
+    again: frozenset[int]
+    offload: frozenset[int]
+    extra_s: float
+
+
 def improve(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadline: float) -> Candidate:
     """Undo recomputes and trips to the store, dearest a byte first, for as long as the plan fits."""
-    best = start
     problem = simulator.problem
+    best = _Changed(start.keep, start.again, start.offload, start.extra_s)
+    quick = Trials(problem)
 
-    def changed_to(keep: Sequence[bool], again: frozenset[int], offload: frozenset[int]) -> Candidate | None:
+    def judge(keep: Sequence[bool], again: frozenset[int], offload: frozenset[int]) -> Candidate | None:
         return judged(simulator, list(keep), again, offload=offload, room_bytes=budget_bytes, solver=start.solver)
 
-    def without_again(ops: list[int]) -> Candidate | None:
+    def changed_to(keep: Sequence[bool], again: frozenset[int], offload: frozenset[int]) -> _Changed | None:
+        """If it fits and is not slower."""
+        found: Trial | Candidate | None
+        if offload:
+            found = judge(keep, again, offload)
+        else:
+            kept = problem.obeyed_bits(where(keep))
+            # A byte too many costs more than the limit.
+            limit_s = best.extra_s * (1 + _ROUNDING)
+            found = quick.judge(kept, bits_of(again) & ~kept, budget_bytes, price_s=limit_s + 1, limit_s=limit_s)
+        if found is None or found.peak_bytes > budget_bytes or found.extra_s > best.extra_s:
+            return None
+        return _Changed(keep, again, offload, found.extra_s)
+
+    def without_again(ops: list[int]) -> _Changed | None:
         return changed_to(best.keep, best.again - set(ops), best.offload)
 
-    def here(ops: list[int]) -> Candidate | None:
+    def here(ops: list[int]) -> _Changed | None:
         return changed_to(best.keep, best.again, best.offload - set(ops))
 
-    def kept(ops: list[int]) -> Candidate | None:
+    def kept(ops: list[int]) -> _Changed | None:
         keep = list(best.keep)
         for j in ops:
             keep[j] = True
@@ -59,18 +89,18 @@ def improve(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadli
         size = sum(problem.nbytes[v] for v in problem.outputs[j])
         return -problem.replay_s[j] / max(size, 1)
 
-    trials: list[tuple[Callable[[list[int]], Candidate | None], list[int]]] = [
+    changes: list[tuple[Callable[[list[int]], _Changed | None], list[int]]] = [
         (without_again, sorted(best.again, key=cost_a_byte)),
         (here, sorted(best.offload)),
         (kept, sorted((j for j in range(problem.n_ops) if not best.keep[j]), key=cost_a_byte)),
     ]
-    for change, ops in trials:
+    for change, ops in changes:
         position, size = 0, len(ops)
         while position < len(ops) and time.monotonic() < deadline:
             # Many at once where that works, one by one where it does not.
             size = max(1, min(size, len(ops) - position))
             changed = change(ops[position : position + size])
-            if changed is not None and changed.peak_bytes <= budget_bytes and changed.extra_s <= best.extra_s:
+            if changed is not None:
                 best = changed
                 position += size
                 size *= 2
@@ -78,7 +108,8 @@ def improve(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadli
                 size //= 2
             else:
                 position += 1
-    return best
+    found = judge(best.keep, best.again, best.offload)
+    return start if found is None or found.peak_bytes > budget_bytes or found.extra_s > start.extra_s else found
 
 
 def simple_schemes(problem: Problem) -> Iterator[tuple[str, list[bool]]]:

@@ -12,7 +12,10 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
+from .bits import bits_of
 from .problem import Problem
 from .repetition import find_stretches
 
@@ -24,41 +27,64 @@ _AT_ONCE = (1, 1, 2, 2, 3)
 _RUN = (2, 3, 4, 6)
 _FROM_THE_START = 0.3
 """How often a part of backward for which something rests, or does not, is its beginning."""
+_NO_MORE = 0.6
+"""How often what turns does so no more, rather than once more: or turns pile up that change nothing but take time."""
 
 KEPT, ONCE, AGAIN = range(3)
 
 
 @dataclass
 class Decisions:
-    """By op: whether it is kept; if not, whether it is made again more than once."""
+    """Sets of ops (`bits`): those that are kept; of the others, those that are made again more than once."""
 
-    keep: list[bool]
-    again: list[bool]
-    turns: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By op that is made again: the asks with which that changes."""
+    keep: int
+    again: int
+    turns: dict[int, int] = field(default_factory=dict)
+    """By ask: those for which that changes, of the ones that are made again."""
 
     def copy(self) -> Decisions:
         """To be changed."""
-        return Decisions(self.keep[:], self.again[:], self.turns.copy())
+        return Decisions(self.keep, self.again, self.turns.copy())
 
     def state(self, op: int) -> int:
         """What is decided."""
-        return KEPT if self.keep[op] else AGAIN if self.again[op] else ONCE
+        return KEPT if self.keep >> op & 1 else AGAIN if self.again >> op & 1 else ONCE
 
     def decide(self, op: int, state: int) -> None:
         """Decide otherwise, for all of backward."""
-        self.keep[op], self.again[op] = state == KEPT, state == AGAIN
-        self.turns.pop(op, None)
+        one = 1 << op
+        self.keep = self.keep | one if state == KEPT else self.keep & ~one
+        self.again = self.again | one if state == AGAIN else self.again & ~one
+        self.turn_no_more(one)
 
     def turn(self, op: int, start: int, end: int | None) -> None:
         """From one ask until before another, or for the rest of backward: the other way round."""
-        changes = {start} if end is None else {start, end}
-        if 0 in changes:  # nothing is made again before
-            self.again[op] = not self.again[op]
-            changes.remove(0)
-        turns = tuple(sorted(changes.symmetric_difference(self.turns.pop(op, ()))))
-        if turns:
-            self.turns[op] = turns
+        for k in (start,) if end is None else (start, end):
+            if k == 0:  # nothing is made again before
+                self.again ^= 1 << op
+                continue
+            turning = self.turns.pop(k, 0) ^ 1 << op
+            if turning:
+                self.turns[k] = turning
+
+    def turning(self) -> int:
+        """The ops that turn."""
+        return reduce(or_, self.turns.values(), 0)
+
+    def n_turns(self) -> int:
+        """How often an op turns."""
+        return sum(map(int.bit_count, self.turns.values()))
+
+    def obey(self, problem: Problem) -> None:
+        """Decide as the engine would obey it."""
+        self.keep = problem.obeyed_bits(self.keep)
+        self.again &= ~self.keep
+        self.turn_no_more(self.keep)
+
+    def turn_no_more(self, ops: int) -> None:
+        """For these the same, all through backward."""
+        if self.turning() & ops:
+            self.turns = {k: turning & ~ops for k, turning in self.turns.items() if turning & ~ops}
 
 
 class Moves:
@@ -84,7 +110,7 @@ class Moves:
         kinds = [self._change_some, self._turn_some, self._exchange_near, self._exchange_any, self._change_run]
         self._kinds, self._weights = (
             [*kinds, self._change_alike],
-            [4, 4 if problem.n_asks else 0, 3, 1, 1, 4 if self._alike else 0],
+            [4, 2 if problem.n_asks else 0, 3, 1, 1, 4 if self._alike else 0],
         )
 
     def change(self, decisions: Decisions, draw: random.Random) -> None:
@@ -103,8 +129,11 @@ class Moves:
             ops = self.groups[group]
             if len(ops) > 1 and draw.random() < _ALONE:
                 ops = [draw.choice(ops)]
+            if draw.random() < _NO_MORE and decisions.turning() & bits_of(ops):
+                decisions.turn_no_more(bits_of(ops))
+                continue
             for j in ops:
-                if not decisions.keep[j]:
+                if not decisions.keep >> j & 1:
                     decisions.turn(j, start, end if end < self._n_asks else None)
 
     def _exchange_near(self, decisions: Decisions, draw: random.Random) -> None:

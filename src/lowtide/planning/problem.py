@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 from .._errors import ArgumentError
 from ..trace import Trace
+from .bits import bits_of
 from .link import Link
 from .packing import Packing, suitable_packings
 
@@ -46,6 +47,8 @@ class Problem:
         self.over = [[self.maker[w.old] for w in op.writes if w.old is not None] for op in trace.ops]
         """By op: the makers of the values that it overwrites and reads."""
         self._rewriters = [j for j, makers in enumerate(self.over) if makers]
+        self._always_kept = bits_of(j for j in self._rewriters if min(self.over[j]) < 0)
+        self._rewriter_bits = [(1 << j, bits_of(i for i in self.over[j] if i >= 0)) for j in self._rewriters]
         self.consumers: list[list[int]] = [[] for _ in range(n_values)]
         for j, inputs in enumerate(self.inputs):
             for v in inputs:
@@ -202,6 +205,14 @@ class Problem:
         for j in self._rewriters:
             obeyed[j] = obeyed[j] or any(i < 0 or obeyed[i] for i in self.over[j])
         return obeyed
+
+    def obeyed_bits(self, keep: int) -> int:
+        """The same of the set of ops that are kept (`bits`)."""
+        keep |= self._always_kept
+        for rewriter, over in self._rewriter_bits:
+            if keep & over and not keep & rewriter:
+                keep |= rewriter
+        return keep
 
     def keep_all(self) -> list[bool]:
         """The decisions of plain PyTorch."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .bits import bits_of, where
 from .candidate import Candidate, judged
 from .chain import solve_chain
 from .formulation import Formulation
@@ -25,6 +26,7 @@ from .repetition import find_stretches
 from .rotor import solve_rotor
 from .segments import block_cuts, even_cuts, keep_at_cuts
 from .simulator import Simulator
+from .trials import Trials
 
 _DESCENT_STEPS = 40
 _HOLDERS_TRIED = 5
@@ -76,12 +78,12 @@ def _searched(simulator: Simulator, enough_bytes: int, deadline: float) -> Candi
     best = judged(simulator, problem.keep_all(), solver="keep all")
     assert best is not None  # keeping everything replays nothing
     starts = {False: best, True: best}  # with and without values that wait elsewhere
-    for keep, again_ops, offload in _schemes(problem):
-        tried = judged(simulator, keep, again_ops, offload=offload, room_bytes=enough_bytes, solver="smallest peak")
-        if tried is not None and _smaller(tried, starts[bool(offload)]):
-            starts[bool(offload)] = tried
+    quick = Trials(problem)
+    for decisions in _schemes(problem):
+        away = bool(decisions[2])
+        starts[away] = _judged_if_smaller(simulator, quick, decisions, starts[away], enough_bytes) or starts[away]
     for start in dict.fromkeys(starts.values()):
-        down = _descended(simulator, start, deadline) if start.peak_bytes > enough_bytes else start
+        down = _descended(simulator, quick, start, deadline) if start.peak_bytes > enough_bytes else start
         best = down if _smaller(down, best) else best
     floor = floor_bytes(problem) - 1
     for _ in range(_BISECTIONS):
@@ -118,7 +120,21 @@ def _schemes(problem: Problem) -> Iterator[_Decisions]:
                 yield keep, again, movable
 
 
-def _descended(simulator: Simulator, start: Candidate, deadline: float) -> Candidate:
+def _judged_if_smaller(
+    simulator: Simulator, quick: Trials, decisions: _Decisions, than: Candidate, room_bytes: int = 0
+) -> Candidate | None:
+    """The plan, if its peak is smaller; most are not, which takes little time to see."""
+    keep, again, offload = decisions
+    if not offload:
+        kept = simulator.problem.obeyed_bits(where(keep))
+        trial = quick.judge(kept, bits_of(again) & ~kept, than.peak_bytes)
+        if trial is None or trial.excess_bytes:
+            return None
+    other = judged(simulator, keep, again, offload=offload, room_bytes=room_bytes, solver="smallest peak")
+    return other if other is not None and _smaller(other, than) else None
+
+
+def _descended(simulator: Simulator, quick: Trials, start: Candidate, deadline: float) -> Candidate:
     """Take from the peak what holds most there: recompute what is kept, retain less of what is recomputed."""
     problem, best = simulator.problem, start
     for _ in range(_DESCENT_STEPS):
@@ -131,10 +147,8 @@ def _descended(simulator: Simulator, start: Candidate, deadline: float) -> Candi
             if problem.pinned[j] or tried == _HOLDERS_TRIED or time.monotonic() > deadline:
                 continue
             tried += 1
-            for keep, again, offload in ways_of(best, j):
-                other = judged(simulator, keep, again, offload=offload, solver="smallest peak")
-                if other is not None and _smaller(other, better or best):
-                    better = other
+            for decisions in ways_of(best, j):
+                better = _judged_if_smaller(simulator, quick, decisions, better or best) or better
         if better is None:
             break
         best = better

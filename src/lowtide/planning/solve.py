@@ -37,16 +37,16 @@ _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
 _WORTH_TIME, _PROOF_SHARE = 0.01, 0.04
 """Share of a plain step above the bound from which on a better one is worth time, and this share of it."""
-_LEAST_PROOF_S = 0.1
+_LEAST_PROOF_S = 0.05
 """What a bound for another way has at least."""
 _FAR, _ANNEALING_SHARE = 0.03, 0.3
 """The same for changing plans at random, and the share of the time that this may take."""
 _LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
 """How often that is begun anew, at least; and once for so much of a plain step above the bound."""
-_QUICK_OPS, _QUICK_S, _VERY_FAR = 300, 1.7, 0.1
+_QUICK_OPS, _QUICK_S, _TOO_FAR = 300, 1.7, 0.25
 """Ops up to which planning takes no longer than that, unless what was found is so much above the bound."""
-_TOO_FAR, _LAST_SEARCH_S = 0.25, 0.5
-"""So far above it there is never a hurry; and how long before its end to stop."""
+_VERY_FAR = 0.1
+"""The same for looking once more where values may wait elsewhere."""
 _UNHURRIED_SHARE = 0.3
 """Of the time: for the programme where values may wait elsewhere, and what was found at once is very far above."""
 _MOST_SLOWNESS = 4.0
@@ -57,6 +57,8 @@ _USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.8, 0.02
 """How long a better plan is looked for where there is one that is not far above the bound; longer with more time."""
 _FEW_OPS, _CLOSE_GAP = 150, 0.002
 """Ops up to which the programme is solved to this gap at once."""
+_PATIENT_SHARE, _PATIENT_SHARE_FEW = 0.7, 0.3
+"""Of the time that planning may take: for solvers. With few ops, a plan changed at random is soon as good."""
 _PLAIN_OPS = 2500
 """Ops up to which the programme without ties is tried."""
 
@@ -115,13 +117,10 @@ def solve(
     proof_s = min(_PROOF_SHARE * deadline_s, 0.1 * (hurry_until - started))
     bound = proved(simulator, wanted_bytes, bound, best, proof_s)
     deadline = time.monotonic() + _ANNEALING_SHARE * deadline_s
-    if not _is_far(best, bound, trace, _VERY_FAR):
-        deadline = min(deadline, hurry_until - proof_s)
-    if _is_far(best, bound, trace, _FAR) and time.monotonic() < deadline:
-        say("far above the bound: changing plans at random")
-        best = _annealed(
-            simulator, best, max(wanted_bytes, best.peak_bytes), bound, deadline, hurry_until=hurry_until - proof_s
-        )
+    for far, until in ((_FAR, hurry_until - proof_s), (_TOO_FAR, deadline)):
+        if _is_far(best, bound, trace, far) and time.monotonic() < min(until, deadline):
+            say("far above the bound: changing plans at random")
+            best = _annealed(simulator, best, max(wanted_bytes, best.peak_bytes), bound, min(until, deadline))
     if _is_far(best, bound, trace, _WORTH_TIME):
         proof_s = max(proof_s, min(_PROOF_SHARE * deadline_s, hurry_until - time.monotonic()))
     bound = proved(simulator, wanted_bytes, bound, best, proof_s, whole=True)
@@ -161,20 +160,12 @@ def _better(simulator: Simulator, decided: Decided, best: Candidate, budget_byte
     return other if other is not None and fits and other.extra_s < best.extra_s else best
 
 
-def _annealed(
-    simulator: Simulator, best: Candidate, budget_bytes: int, bound: Bound, deadline: float, *, hurry_until: float
-) -> Candidate:
-    """Plans changed at random: the further the best is above the bound, the more often it is tried.
-
-    Where there is a hurry, only as long as that pays or there is much to gain.
-    """
+def _annealed(simulator: Simulator, best: Candidate, budget_bytes: int, bound: Bound, deadline: float) -> Candidate:
+    """Plans changed at random: the further the best is above the bound, the more often it is tried."""
     plain_s = simulator.problem.trace.step_s
 
-    def enough(found: Candidate, searches: int, gained_s: float) -> bool:
+    def enough(found: Candidate, searches: int) -> bool:
         gap = (found.simulation.step_s - bound.step_s) / plain_s
-        late = time.monotonic() > hurry_until - _LAST_SEARCH_S
-        if late and gap < _TOO_FAR and gained_s < _WORTH_TIME * plain_s:
-            return True
         return searches >= _LEAST_SEARCHES and gap <= searches * _GAP_A_SEARCH
 
     return anneal(simulator, best, budget_bytes, deadline=deadline, enough=enough)
@@ -188,7 +179,8 @@ def _slowness(wall_s: float, cpu_s: float) -> float:
 def _patience_s(n_ops: int, deadline_s: float) -> float:
     """How long to look for a plan that is only a little better."""
     usual_s = _PATIENCE_S + _PATIENCE_S_AN_OP * n_ops
-    return min(deadline_s, usual_s * max(1.0, deadline_s / _USUAL_DEADLINE_S), 0.7 * _hurry_s(n_ops, deadline_s))
+    share = _PATIENT_SHARE if n_ops > _FEW_OPS else _PATIENT_SHARE_FEW
+    return min(deadline_s, usual_s * max(1.0, deadline_s / _USUAL_DEADLINE_S), share * _hurry_s(n_ops, deadline_s))
 
 
 def _hurry_s(n_ops: int, deadline_s: float) -> float:

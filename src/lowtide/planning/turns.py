@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from .bits import bits_of, members_of
 from .problem import Problem
 
 Turns = Mapping[int, Sequence[int]]
@@ -61,6 +62,20 @@ def by_ask(turns: Turns) -> dict[int, list[int]]:
     for op, asks in turns.items():
         for k in asks:
             found.setdefault(k, []).append(op)
+    return found
+
+
+def as_bits(turns: Turns) -> dict[int, int]:
+    """The same by ask, as sets (`bits`)."""
+    return {k: bits_of(ops) for k, ops in by_ask(turns).items()}
+
+
+def from_bits(turns: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    """By op again."""
+    found: dict[int, tuple[int, ...]] = {}
+    for k in sorted(turns):
+        for op in members_of(turns[k]):
+            found[op] = (*found.get(op, ()), k)
     return found
 
 
