@@ -19,6 +19,7 @@ from lowtide.engine.planned import PlannedRecorder
 from lowtide.engine.torch_private import graph_task
 from lowtide.fitting import registry
 from lowtide.planning import simulate, solve
+from lowtide.profiling.meter import PeakMeter
 
 from . import deep
 
@@ -49,6 +50,15 @@ def test_it_is_measured_a_few_times_and_disturbs_nothing(monkeypatch: pytest.Mon
     loss.backward()
     assert x.grad is not None
     assert torch.equal(x.grad, torch.ones(3).cos())
+
+
+def test_it_takes_next_to_no_memory_from_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step in which it is measured has a budget too."""
+    monkeypatch.setattr(calibrating, "_times", defaultdict(calibrating._Times))
+    monkeypatch.setattr(calibrating, "_moments", 0)
+    with PeakMeter() as meter:
+        calibration()
+    assert meter.peak_bytes < 3 * 2**19
 
 
 def test_a_busy_moment_does_not_spoil_it() -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -113,7 +114,8 @@ def _measure() -> None:
     sin, turn = partial(torch.sin, x), partial(x.transpose, 0, 1)
     recorder = _new_recorder()
     saved: list[Handle | Kept] = []
-    walk, long_walk = Walk(BETWEEN_OPS), Walk(BETWEEN_REPLAYS)
+    long_walk = Walk(BETWEEN_REPLAYS)
+    walk = partial(long_walk, BETWEEN_OPS)
     _in_turn("op", sin, sin, walk, around=lambda: recorder)
     _in_turn("see", turn, turn, walk, around=lambda: recorder)
     _in_turn("view", turn, turn, None, around=lambda: recorder)
@@ -129,7 +131,7 @@ def _in_turn(
     what: str,
     plain: Action | None,
     ours: Action,
-    walk: Walk | None,
+    walk: Action | None,
     around: Callable[[], Around] = contextlib.nullcontext,
 ) -> None:
     """Time one with the other, of which `around` is what makes the difference."""
@@ -141,7 +143,7 @@ def _in_turn(
             times.with_it += _row_s(ours, walk)
 
 
-def _row_s(action: Action, walk: Walk | None) -> list[float]:
+def _row_s(action: Action, walk: Action | None) -> list[float]:
     """What each of some in a row takes, but for the first, which finds nothing in the caches from the one before."""
     took: list[float] = []
     for _ in range(_IN_A_ROW):
@@ -154,17 +156,20 @@ def _row_s(action: Action, walk: Walk | None) -> list[float]:
     return took[1:]
 
 
-def _read(walk: Walk) -> None:
-    """Read what was made just now, and what was made long ago."""
+def _read(walk: Action) -> None:
+    """Read what was made just now, and what was made long ago.
+
+    Not tensors: these would count against the budget of a model that is there.
+    """
     times = _times["read"]
-    x = torch.ones(_READ_BYTES // 4)
+    x = np.ones(_READ_BYTES // 4, dtype=np.float32)
     for _ in range(_ROUNDS * _IN_A_ROW):
-        made = x.neg()
+        made = np.negative(x)
         for moves, took in ((False, times.without), (True, times.with_it)):
             if moves:
                 walk()
             start = time.perf_counter()
-            out = made.neg()
+            out = np.negative(made)
             took.append(time.perf_counter() - start)
             del out
 

@@ -19,8 +19,8 @@ class Walk:
         self._here, self._there = np.zeros(nbytes, dtype=np.uint8), np.zeros(nbytes, dtype=np.uint8)
         self._rows, self._matrix = torch.ones(_ROWS, _SIZE), torch.ones(_SIZE, _SIZE)
 
-    def __call__(self) -> None:
-        """What was in the caches is not there any more."""
+    def __call__(self, nbytes: int | None = None) -> None:
+        """What was in the caches is not there any more; with `nbytes`, as far as a shorter walk takes it out."""
         with without_modes(), torch.no_grad():
             torch.mm(self._rows, self._matrix)
-        np.copyto(self._here, self._there)
+        np.copyto(self._here[:nbytes], self._there[:nbytes])
