@@ -465,8 +465,8 @@ def test_a_mask_that_is_drawn_again_lets_the_recorder_sleep() -> None:
     lowtide.unfit(model)
 
 
-class Attending(nn.Module):
-    """All in one call: ops of which a plan wants nothing, a softmax, and then its dropout."""
+class Watchful(nn.Module):
+    """Notes now and then whether a recorder is watching it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -476,6 +476,10 @@ class Attending(nn.Module):
 
     def _look_around(self) -> None:
         self.watched.append(isinstance(innermost_mode(), PlannedRecorder))
+
+
+class Attending(Watchful):
+    """All in one call: ops of which a plan wants nothing, a softmax, and then its dropout."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.watched.clear()
@@ -534,17 +538,8 @@ def test_the_recorder_wakes_in_the_middle_of_a_call(way: str, surprise: str) -> 
     lowtide.unfit(model)
 
 
-class Dozing(nn.Module):
+class Dozing(Watchful):
     """All in one call: something to be made again, a while without, more of it after a tanh, a while without."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(16, 16)
-        self.surprise = ""
-        self.watched: list[bool] = []
-
-    def _look_around(self) -> None:
-        self.watched.append(isinstance(innermost_mode(), PlannedRecorder))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.watched.clear()
