@@ -603,6 +603,41 @@ def test_the_recorder_sleeps_again_in_the_middle_of_a_call(surprise: str) -> Non
     lowtide.unfit(model)
 
 
+class Sharing(nn.Module):
+    """Weights that are divided by their sum in place, as routers do: autograd copies them first, and saves that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = (self.inner(x).tanh() + 2).sin()
+        scale = weights.tanh().cos().sum(-1, keepdim=True)
+        weights /= scale
+        return weights.square()
+
+
+def test_what_is_saved_for_an_op_that_has_begun_does_not_wake_the_recorder() -> None:
+    """It would not see that op."""
+    torch.manual_seed(0)
+    model, batch = Sharing(), (torch.randn(48, 16),)
+    plain = run_step(model, batch)
+    plan = solve(profile(model, batch, loss=mean_square), 2**60)
+    again = [j for j, name in enumerate(plan.op_names) if name in ("aten.sin.default", "aten.div_.Tensor")]
+    assert len(again) == 2
+    lowtide.fit(model, plan=replace(plan, keep=tuple(j not in again for j in range(len(plan.keep)))), budget=2**40)
+    for _ in range(5):
+        assert_equal(plain, run_step(model, batch))
+        assert lowtide.report().replayed_ops == 2
+    assert lowtide.report(model).online_steps == 0
+    (kind,) = registry.state_of(model).kinds.values()
+    assert kind.learnt is not None
+    waits = [spell.wait for stretch in kind.learnt[1].stretches for spell in stretch.spells]
+    assert waits
+    assert again[1] not in [wait.next_op for wait in waits if wait is not None]
+    lowtide.unfit(model)
+
+
 class Loss(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sin().square().mean()

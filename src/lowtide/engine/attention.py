@@ -123,7 +123,7 @@ class Learner(Stretches):
 
     def passed(self, facts: OpFacts) -> None:
         """An op has gone by that has no number."""
-        self.ran()
+        self.ran(writes=bool(facts.writes))
         self._trails_off.add(self.at)
         if facts.simple and not facts.views:
             self._uneven.add(self.at)
@@ -137,7 +137,7 @@ class Learner(Stretches):
 
         `simple`: it is one that plans know, and can do nothing but make something.
         """
-        self.ran()
+        self.ran(writes=bool(written))
         number = len(self._of_op)
         self._of_op.append(self.at)
         self._trails_off.discard(self.at)

@@ -37,6 +37,7 @@ class Stretches(Whereabouts):
         """By stretch: until when a recorder could sleep."""
         self._saved = 0  # so far in this stretch
         self._node = 0  # the number of autograd's next node when the last op ran
+        self._unsure = 0  # places to wake since then
 
     @property
     def at(self) -> int:
@@ -59,6 +60,7 @@ class Stretches(Whereabouts):
         self.begins.append((module, self.place, self._tape.ops))
         self._saved = 0
         self._node = 0
+        self._unsure = 0
 
     def saved(self) -> None:
         """Autograd has saved a tensor."""
@@ -67,7 +69,14 @@ class Stretches(Whereabouts):
         # late for a recorder to wake. What it gives is saved afterwards, when there is no new node yet.
         if self._node == next_node_number():
             self.waits.setdefault(self.at, []).append(Wait(self._saved, self._tape.ops))
+            self._unsure += 1
 
-    def ran(self) -> None:
+    def ran(self, *, writes: bool) -> None:
         """An op has run."""
-        self._node = next_node_number()
+        node = next_node_number()
+        if self._unsure and writes and node == self._node:
+            # It has made no node since, so perhaps it had one already, and what was saved is a copy that autograd made
+            # for it of what it overwrites. That is too late as well.
+            del self.waits[self.at][-self._unsure :]
+        self._unsure = 0
+        self._node = node

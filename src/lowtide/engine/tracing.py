@@ -90,13 +90,14 @@ class TracingRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         if graph_task() != -1:
             return super().__torch_dispatch__(func, types, args, kwargs)
         profile = self.room.profile
+        facts = FACTS.get(id(func)) or facts_of(func)
         profile.back()
         try:
-            if (FACTS.get(id(func)) or facts_of(func)).views:
+            if facts.views:
                 profile.traffic.views[self.where.at, len(profile.ops)] += 1
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
-            self.where.ran()
+            self.where.ran(writes=bool(facts.writes))
             profile.leave()
 
     def trace(self, device: str) -> records.Trace:
