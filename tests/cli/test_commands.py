@@ -37,6 +37,16 @@ def test_every_command_has_help_with_examples(name: str) -> None:
     assert CliRunner().invoke(main, [name, "-h"]).stdout == result.stdout
 
 
+def test_a_command_that_was_called_without_the_group_knows_its_short_option_for_help() -> None:
+    """A process of its own: click remembers the names that it was first called with."""
+    code = (
+        "from click.testing import CliRunner; from lowtide.cli import main; from lowtide.cli.run import run\n"
+        "CliRunner().invoke(run, ['--help'])\n"
+        "assert 'Usage' in CliRunner().invoke(main, ['run', '-h']).stdout"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_says_what_it_is_for(name: str) -> None:
     command = main.get_command(click.Context(main), name)

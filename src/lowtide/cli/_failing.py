@@ -36,7 +36,11 @@ class BudgetTooSmall(Failure):
 
 
 class PlainCommand(click.Command):
-    """A command whose errors of lowtide's tree are said in one sentence."""
+    """A command whose errors of lowtide's tree are said in one sentence, and that knows -h also when called alone."""
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Not from the group, as click does: it keeps the names with which it was called first."""
+        return ["-h", "--help"]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""
