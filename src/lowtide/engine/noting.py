@@ -6,8 +6,7 @@ memory it stays for the next one too. Where something is saved that is not simpl
 stretch goes through the recorder's hooks.
 
 Left out, as they are rare: what has to be seen whatever is decided (compiled regions, memory that is written unseen),
-stretches in which a recorder cannot wake late because nothing is saved there that is not kept, and sleeps that are too
-short to be worth it.
+and stretches in which a recorder cannot wake late because nothing is saved there that is not kept.
 """
 
 from __future__ import annotations
