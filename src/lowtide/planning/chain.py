@@ -25,6 +25,8 @@ _SMALL = 400
 """Ops up to which every block has decisions of its own."""
 _WORTH_A_LONG_SIGHT = 1.05
 """How far above what is good enough a plan must be for the last, slow attempt."""
+_LEAST_SHARE = 0.5
+"""Of the time that an attempt has taken: with less left, the next would end with nothing."""
 
 
 def solve_chain(
@@ -49,10 +51,14 @@ def solve_chain(
     boundaries = keep_at_cuts(problem, block_cuts(problem, stretches))
     anchors = [j for j in range(problem.n_ops) if boundaries[j] and not problem.pinned[j]]
     best: Candidate | None = None
-    for held, widen, share in (([], False, 0.7), (anchors, False, 0.5), ([], True, 1.0)):
+    took_s = 0.0
+    for held, widen, share in (([], False, 0.9), (anchors, False, 0.5), ([], True, 1.0)):
         if best is not None and best.extra_s <= good_enough_s * (_WORTH_A_LONG_SIGHT if widen else 1):
             break
-        until = time.monotonic() + share * (deadline - time.monotonic())
+        began = time.monotonic()
+        if deadline - began < _LEAST_SHARE * took_s:
+            break
+        until = began + share * (deadline - began)
         found = solve_milp(
             simulator,
             budget_bytes,
@@ -64,12 +70,18 @@ def solve_chain(
             anchors=held,
             widen=widen,
         )
+        took_s = time.monotonic() - began
         other = fitting(simulator, found, budget_bytes, solver, deadline, good_enough_s)
         if other is not None and (best is None or other.extra_s < best.extra_s):
             best = other
         if found.optimal and ties is None and not held:
             break  # no other attempt could be better by more than the gap
     return best
+
+
+def has_ties(problem: Problem) -> bool:
+    """Whether blocks share decisions, so that a programme without ties could find better ones."""
+    return problem.n_ops > _SMALL and bool(find_stretches(problem))
 
 
 def fitting(

@@ -23,6 +23,8 @@ from .solver_output import to_standard_error
 _PLACES_A_ROUND = 4
 _SCOUTING_ROUNDS = 8
 """How often shares of decisions are allowed at first: that takes milliseconds, and shows where rows will be needed."""
+_SHARE_A_ROUND = 0.8
+"""Of the time that is left: a plan that does not fit can still be mended."""
 
 
 @dataclass
@@ -131,8 +133,10 @@ def solve_milp(
                 constraints=LinearConstraint(rows.matrix(count), rows.low, rows.high),
                 integrality=integrality,
                 bounds=Bounds(0, upper),
-                # A share of what is left, so that a plan that does not fit can still be mended.
-                options={"time_limit": max(0.05, (deadline - time.monotonic()) * 0.6), "mip_rel_gap": relative_gap},
+                options={
+                    "time_limit": max(0.05, (deadline - time.monotonic()) * _SHARE_A_ROUND),
+                    "mip_rel_gap": relative_gap,
+                },
             )
         if scouting and found.x is not None:
             crowded = _crowded(simulator, model, found.x, budget_bytes) - places.keys()

@@ -17,7 +17,7 @@ from ..trace import Trace
 from .annealing import anneal
 from .bounds import Bound, lower_bound
 from .candidate import Candidate, judged
-from .chain import fitting, reach_of, solve_chain
+from .chain import fitting, has_ties, reach_of, solve_chain
 from .describing import describe_holders, describe_place, summarise_kinds, summarise_pinned
 from .greedy import improve, solve_greedy
 from .link import Link
@@ -219,7 +219,7 @@ def _search(
     chained = solve_chain(
         simulator,
         budget_bytes,
-        deadline=started + 0.8 * patience_s,
+        deadline=started + 0.9 * patience_s,
         relative_gap=gap,
         good_enough_s=enough_s,
     )
@@ -233,8 +233,7 @@ def _search(
             if rotor is not None:  # it treats blocks as wholes, which leaves room
                 until = time.monotonic() + 0.1 * patience_s
                 consider(improve(simulator, rotor, budget_bytes, deadline=until))
-    tied = chained is None or "tied" in chained.solver
-    if tied and simulator.problem.n_ops <= _PLAIN_OPS and not good_enough():
+    if has_ties(simulator.problem) and simulator.problem.n_ops <= _PLAIN_OPS and not good_enough():
         consider(_untied(simulator, budget_bytes, best, gap, started + patience_s))
     if best is not None and not good_enough():
         consider(improve(simulator, best, budget_bytes, deadline=time.monotonic() + 0.1 * patience_s))
