@@ -292,16 +292,22 @@ class Naive:
         if self.stays_for_good(op):
             self.open_recipes.discard(op)
 
+    def is_met(self, op) -> bool:
+        """Whether what it makes is packed when autograd saves it, and so exactly that it need not be noted before."""
+        packed = [v for v in self.trace.ops[op].outputs if v in self.packing]
+        return bool(packed) and all(v in self.trace.saved and self.packing[v].exact for v in packed)
+
     def noting(self) -> float:
         """What it takes to note what is not simply kept, and all that comes with it."""
         away = {self.trace.values[v].op for v in self.made if self.is_away(v)}
-        noted = {j for j in range(self.n) if not self.keep[j] or j in away}
-        if not noted:
+        met = {j for j in away if self.is_met(j)}
+        noted = {j for j in range(self.n) if not self.keep[j]} | (away - met)
+        if not noted and not met:
             return self.trace.copying_s
 
         def is_due(charge) -> bool:
             brought = charge.after is not None and is_due(self.trace.charges[charge.after])
-            return brought or any(j in noted for j in charge.ops)
+            return brought or any(j in noted or (charge.saving and j in met) for j in charge.ops)
 
         charged = sum(charge.time_s for charge in self.trace.charges if is_due(charge))
         return charged + self.trace.noting_s * len(noted) + self.trace.attending_s + self.trace.copying_s

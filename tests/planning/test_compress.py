@@ -33,7 +33,7 @@ def packing_some(draw):
     trace = of_dtypes(
         trace, draw(st.lists(st.sampled_from(["small", ""]), min_size=(n := len(trace.values)), max_size=n))
     )
-    problem = Problem(trace, draw(st.sampled_from([None, FAST_OUT])), (HALVED,))
+    problem = Problem(trace, draw(st.sampled_from([None, FAST_OUT])), (draw(st.sampled_from([HALVED, LOSSY])),))
     keep = [bool(kept) for kept in problem.obeyed(keep)]
     written_by = {}
     for j in range(problem.n_ops):

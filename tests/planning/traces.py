@@ -22,6 +22,7 @@ def overheads(draw, n: int) -> dict[str, object]:
             tuple(sorted(draw(st.sets(st.integers(0, n - 1), max_size=4)))),
             draw(some),
             draw(st.none() | st.integers(0, number - 1)) if number else None,
+            draw(st.booleans()),
         )
         for number in range(draw(st.integers(0, 4)))
     ]

@@ -35,7 +35,7 @@ def trace() -> Trace:
         device="cuda:0",
         note="a note",
         noting_s=0.5,
-        charges=(Charge((0, 1), 0.25), Charge((2,), 0.125, after=0)),
+        charges=(Charge((0, 1), 0.25), Charge((2,), 0.125, after=0, saving=True)),
         copies=(Copied(0, -4, 0), Copied(1, 8, 3)),
         copying_s=0.0625,
     )

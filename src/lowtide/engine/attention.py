@@ -4,9 +4,10 @@ Every op that a dispatch mode sees costs tens of microseconds of Python, and eve
 more; over a step that is several per cent, most of it for ops of which a plan wants nothing. So a step that goes as
 planned is watched as a whole once, as a row of stretches from one beginning or end of a module call to the next.
 From then on the recorder is awake in the stretches where there is something to note (what will be made again or waits
-elsewhere, what is written into memory that it knows), and its hooks in those where such a value is saved. It sleeps
+in a store, what is written into memory that it knows), and its hooks in those where such a value is saved. It sleeps
 again as soon as that is noted. Where its hooks are in place it also wakes as late as it can, and more than once: when
-autograd has saved what an op gave, before there is one to note.
+autograd has saved what an op gave, before there is one to note. What is only packed when it is saved need not be seen
+before: it is known by when that is.
 
 What happens while it sleeps is plain PyTorch: what is made then is a source to recipes that read it later, and what
 is saved is kept. Only unforeseen writes could hurt. They change the version of a tensor: recipes find that out when
@@ -18,11 +19,13 @@ calls and the number of ops in each stretch that is seen have to be those that w
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import nn
 
 from ..policies import Policy
@@ -38,7 +41,7 @@ from .torch_private import (
     take_up_hooks,
     take_up_mode,
 )
-from .values import Place, StorageEntry, Tensor, Value, version_if_counted
+from .values import Origin, Place, StorageEntry, Tensor, Value, version_if_counted
 
 
 class Spell(NamedTuple):
@@ -48,6 +51,18 @@ class Spell(NamedTuple):
     """What happens before it; None: nothing, the stretch begins with it."""
     last_op: int | None
     """What it ends with; None: with the stretch."""
+
+
+class Met(NamedTuple):
+    """A value that nobody notes, and that is known by when autograd saves it."""
+
+    origin: Origin
+    nbytes: int
+    dtype: torch.dtype
+
+    def looks_like(self, tensor: Tensor, nbytes: int) -> bool:
+        """Whether it may be this one."""
+        return nbytes == self.nbytes and tensor.dtype is self.dtype
 
 
 class Stretch(NamedTuple):
@@ -61,6 +76,10 @@ class Stretch(NamedTuple):
     """When its ops have to be seen."""
     saves: bool
     """Whether autograd saves something in it that is not simply kept."""
+    met: dict[int, Met]
+    """What is known by when it is saved, by how many tensors are then saved."""
+    saved: int
+    """How many tensors autograd saves."""
 
     @property
     def records(self) -> bool:
@@ -92,6 +111,7 @@ class Learner(Stretches):
         self._overwrites: list[list[int]] = []  # by op: the ops that wrote that memory before
         self._trails_off: set[int] = set()  # stretches whose last op has no number
         self._maker: dict[int, int] = {}  # by the key of a storage: the op that wrote it last
+        self._met: defaultdict[int, dict[int, Met]] = defaultdict(dict)  # by stretch
         self._compiled = 0  # how many of the running modules are
 
     def enter(self, module: nn.Module) -> None:
@@ -120,6 +140,18 @@ class Learner(Stretches):
     def must_save(self) -> None:
         """Something is saved here that is not simply kept."""
         self._saves.add(self.at)
+
+    def must_note_maker(self, value: Value) -> None:
+        """What waits elsewhere from now on has to be known from its op on."""
+        assert value.origin is not None
+        if not _is_put(value):
+            self.must_note(value.origin.number)
+
+    def meets(self, value: Value, tensor: Tensor) -> None:
+        """Autograd is saving what waits packed from now on: whatever it is, that is exact."""
+        assert value.origin is not None
+        if not _is_put(value):
+            self._met[self.at][self.saves[-1] + 1] = Met(value.origin, value.nbytes, tensor.dtype)
 
     def passed(self, facts: OpFacts) -> None:
         """An op has gone by that has no number."""
@@ -158,8 +190,9 @@ class Learner(Stretches):
         for number in sorted(self._noted):
             noted.setdefault(self._of_op[number], []).append(number)
         stretches = tuple(
-            Stretch(module, place, first_op, self._spells(i, noted[i]) if i in noted else (), i in self._saves)
+            Stretch(module, place, first_op, spells, i in self._saves, self._met.get(i, {}), self.saves[i])
             for i, (module, place, first_op) in enumerate(self.begins)
+            for spells in (self._spells(i, noted[i]) if i in noted else (),)
         )
         counted = {j for j in self._simple - self._noted if self._of_op[j] not in self._uneven}
         return Lesson(stretches, frozenset(self._noted), frozenset(counted))
@@ -194,6 +227,10 @@ class Learner(Stretches):
             return None
         in_time = [wait for wait in self.waits.get(stretch, ()) if wait.next_op <= first_noted]
         return in_time[-1] if in_time else None
+
+
+def _is_put(value: Value) -> bool:
+    return value.tensor is not None or (value.seat is not None and value.seat.is_away)
 
 
 class Sleeper(Protocol):
@@ -260,6 +297,10 @@ class Attention(Whereabouts):
         if self._stretches is None or not self._goes_on(None):
             super().leave()
 
+    def meets(self) -> Met | None:
+        """What autograd is saving now, if that is known by when it does."""
+        return self._stretches[self._at].met.get(self._saved + 1) if self._stretches is not None else None
+
     def saved(self) -> None:
         """Autograd has saved a tensor."""
         if self._stretches is None:
@@ -321,11 +362,12 @@ class Attention(Whereabouts):
         if at == len(stretches):  # beyond what is planned, all is kept
             self.see_all()
             return False
-        stretch = stretches[at]
+        last, stretch = stretches[self._at], stretches[at]
         alike = module is None if stretch.module is None else stretch.module in (id(module), type(module))
         # Asleep, it must not have missed a part that it should have seen.
-        missed = self._tape.ops != stretch.first_op if self._sees else self._spell < len(stretches[self._at].spells)
-        if not alike or missed:
+        missed = self._tape.ops != stretch.first_op if self._sees else self._spell < len(last.spells)
+        mistaken = bool(last.met) and self._saves and self._saved != last.saved
+        if not alike or missed or mistaken:
             self.see_all()
             if self._recorder is not None:
                 self._recorder.lost()

@@ -62,6 +62,11 @@ class Ferry:
             return bool(self._packings_of(value, tensor))
         return self.store is not None and origin.number in self._written_by
 
+    def packs_exactly(self, value: Value, tensor: Tensor) -> bool:
+        """Whether what it takes will wait packed, by codecs that give back every bit."""
+        packed = value.origin is not None and value.origin.number in self._compress
+        return packed and all(packing.exact for packing in self._packings_of(value, tensor))
+
     def _packings_of(self, value: Value, tensor: Tensor) -> list[Packing]:
         key = tensor.dtype, value.nbytes
         found = self._suitable.get(key)

@@ -3,7 +3,7 @@
 Steps that were learnt are seen in part only (`attention`): a recorder that has something to note is awake from the last
 place where it could wake until it has noted it, and only counts what it need not note. After an op that may write
 memory it stays for the next one too. Where something is saved that is not simply kept, all that autograd saves in that
-stretch goes through the recorder's hooks.
+stretch goes through the recorder's hooks; what is only packed then need not be noted.
 
 Left out, as they are rare: what has to be seen whatever is decided (compiled regions, memory that is written unseen),
 and stretches in which a recorder cannot wake late because nothing is saved there that is not kept.
@@ -51,7 +51,7 @@ def charges_of(where: Stretches, traffic: Traffic, n_ops: int, costs: Calibratio
                 charges.append(Charge(_seen_with(j, start, traffic.restless), seeing_s, later))
                 later = len(charges) - 1
     for stretch, makers in traffic.saved.items():
-        charges.append(Charge(tuple(sorted(makers)), traffic.handed_over[stretch] * costs.save_s))
+        charges.append(Charge(tuple(sorted(makers)), traffic.handed_over[stretch] * costs.save_s, saving=True))
     return tuple(charges)
 
 

@@ -76,7 +76,8 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         self.resume(0)
         self._learner = whereabouts if isinstance(whereabouts, Learner) else None
         self._away = frozenset(plan.offload)
-        self._due = frozenset(due - 1 for due in plan.departures.values())
+        self._stored = self._away.difference(plan.compress)
+        self._due = frozenset(plan.departures[op] - 1 for op in self._stored)
         self._attention = whereabouts if isinstance(whereabouts, Attention) else None
         self._counted_only: frozenset[int] = frozenset()
         self._ends_spells: frozenset[int] = frozenset()
@@ -151,11 +152,12 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         recipe = super()._made(facts, args, kwargs, out, fresh, draw, writes, cost_us)
         self.resume(number + 1)
         if self._learner is not None:
-            whole = recipe is not None or overwrites or facts.region or facts.regathers or (away and bool(fresh))
+            stored = number in self._stored
+            whole = recipe is not None or overwrites or facts.region or facts.regathers or (stored and bool(fresh))
             keys = [storage_key(w.storage) for w in writes]
             simple = facts.simple and number < len(self._names)
             self._learner.made([key for _, _, _, key in fresh], keys, whole=whole, simple=simple)
-            if away or number in self._due:
+            if stored or number in self._due:
                 self._learner.must_note(number)
         if attention is not None:
             self._note_versions(attention, fresh, writes)
@@ -164,6 +166,8 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
     def _keep(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
         """Hold a value from now on, or have it wait in the store."""
         if self._ferry is not None and self.differs_at is None and self._ferry.takes(value, tensor):
+            if self._learner is not None:
+                self._learner.must_note_maker(value)
             self._ferry.put(value, tensor)
         else:
             super()._keep(value, tensor, storage)
@@ -245,7 +249,19 @@ class PlannedRecorder(BudgetedRecorder):  # type: ignore[no-untyped-call]
         if self.differs_at is not None:
             return super().pack(tensor)
         storage, value = self._known(tensor)
+        if value is None and self._attention is not None and (met := self._attention.meets()) is not None:
+            if storage is None or not met.looks_like(tensor, storage.nbytes()):
+                self.lost()
+                return super().pack(tensor)
+            # In a step that differs unseen it may be another value still: that is packed instead, as exactly.
+            value = Value(met.origin, met.nbytes, None)
+            self.table.add(storage_key(storage), storage, value)
         if value is not None and self._ferry is not None and self._ferry.takes(value, tensor):
+            if self._learner is not None:
+                if self._ferry.packs_exactly(value, tensor):
+                    self._learner.meets(value, tensor)
+                else:
+                    self._learner.must_note_maker(value)
             handle: Handle | Kept = self._put_elsewhere(tensor, value, self._ferry)
         else:
             handle = self._handle_on(tensor, storage, value)

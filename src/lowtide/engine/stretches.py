@@ -35,7 +35,8 @@ class Stretches(Whereabouts):
         where one ends; the place; and the number of its first op."""
         self.waits: dict[int, list[Wait]] = {}
         """By stretch: until when a recorder could sleep."""
-        self._saved = 0  # so far in this stretch
+        self.saves: list[int] = [0]
+        """By stretch: how many tensors autograd saved, so far."""
         self._node = 0  # the number of autograd's next node when the last op ran
         self._unsure = 0  # places to wake since then
 
@@ -58,17 +59,17 @@ class Stretches(Whereabouts):
 
     def _begin(self, module: int | type[nn.Module] | None) -> None:
         self.begins.append((module, self.place, self._tape.ops))
-        self._saved = 0
+        self.saves.append(0)
         self._node = 0
         self._unsure = 0
 
     def saved(self) -> None:
         """Autograd has saved a tensor."""
-        self._saved += 1
+        self.saves[-1] += 1
         # What an op takes is saved before it runs, after autograd has made its node and settled who sees the op: too
         # late for a recorder to wake. What it gives is saved afterwards, when there is no new node yet.
         if self._node == next_node_number():
-            self.waits.setdefault(self.at, []).append(Wait(self._saved, self._tape.ops))
+            self.waits.setdefault(self.at, []).append(Wait(self.saves[-1], self._tape.ops))
             self._unsure += 1
 
     def ran(self, *, writes: bool) -> None:

@@ -83,13 +83,13 @@ class Formulation:
         """ "op is held, or elsewhere": without being replayed, it can be had."""
         return {self.s(op): 1.0, **({self.o(op): 1.0} if self.problem.offloadable[op] else {})}
 
-    def _charge_variables(self, first: int) -> dict[tuple[frozenset[int], int | None], int]:
+    def _charge_variables(self, first: int) -> dict[tuple[frozenset[int], int | None, bool], int]:
         """The variables "a charge falls due", by the classes of its ops and what brings it: blocks alike have one."""
-        variables: dict[tuple[frozenset[int], int | None], int] = {}
+        variables: dict[tuple[frozenset[int], int | None, bool], int] = {}
         self._variable_of: list[int] = []
         for charge in self.problem.charges:
             classes = frozenset(self.op_class[j] for j in charge.ops if self.relevant[j])
-            key = classes, None if charge.after is None else self._variable_of[charge.after]
+            key = classes, None if charge.after is None else self._variable_of[charge.after], charge.saving
             self._variable_of.append(variables.setdefault(key, first + len(variables)))
         return variables
 
@@ -102,7 +102,8 @@ class Formulation:
                 noting_s = problem.trace.noting_s
                 cost[self.r(j)] += (problem.replay_s[j] + noting_s) / self.time_unit
                 if problem.offloadable[j]:
-                    cost[self.o(j)] += (self.elsewhere_s(j) + noting_s) / self.time_unit
+                    away_s = self.elsewhere_s(j) + (0.0 if problem.met_when_saved[j] else noting_s)
+                    cost[self.o(j)] += away_s / self.time_unit
         for charge, variable in zip(problem.charges, self._variable_of, strict=True):
             cost[variable] += charge.time_s / self.time_unit
         return cost
@@ -174,9 +175,10 @@ class Formulation:
         then. What is never asked for may be neither held nor replayed.
         """
         problem = self.problem
-        for (classes, brought_by), due in self._charges.items():
-            for c in sorted(classes):  # what is replayed or waits elsewhere has to be noted
-                away = {self._o[c]: -1.0} if c in self._o else {}
+        met = {self.op_class[j] for j in range(problem.n_ops) if problem.met_when_saved[j]}
+        for (classes, brought_by, saving), due in self._charges.items():
+            for c in sorted(classes):  # what is replayed or waits elsewhere has to be noted, or is met
+                away = {self._o[c]: -1.0} if c in self._o and (saving or c not in met) else {}
                 rows.add({due: 1.0, self.n_classes + c: -1.0, **away}, 0.0, np.inf)
             if brought_by is not None:
                 rows.add({due: 1.0, brought_by: -1.0}, 0.0, np.inf)

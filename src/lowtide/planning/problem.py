@@ -71,11 +71,13 @@ class Problem:
                 self._charges_of[j].append(number)
         self._brought = [(number, c.after) for number, c in enumerate(self.charges) if c.after is not None]
 
-    def recording_s(self, noted: Collection[int]) -> float:
-        """What it takes that these ops are noted, which are not simply kept, and to copy gradients."""
-        if not noted:
+    def recording_s(self, recomputed: Collection[int], away: Collection[int]) -> float:
+        """What it takes that these ops are noted, or what they make is met when it is saved, and to copy gradients."""
+        if not recomputed and not away:
             return self.trace.copying_s
+        noted = {*recomputed, *(j for j in away if not self.met_when_saved[j])}
         due = {number for j in noted for number in self._charges_of[j]}
+        due.update(number for j in away for number in self._charges_of[j] if self.charges[number].saving)
         for number, after in self._brought:  # in the order of the step: what brings one may be brought itself
             if after in due:
                 due.add(number)
@@ -99,6 +101,12 @@ class Problem:
                 self.packing[v] = suitable[0]
                 self.packed[j] = True
         self.offloadable = [moves or packed for moves, packed in zip(self.offloadable, self.packed, strict=True)]
+        self.met_when_saved = [self.packed[j] and all(map(self._is_met, self.moved(j))) for j in range(self.n_ops)]
+        """By op: whether it need not be noted to wait elsewhere: what it makes is packed, exactly, when it is saved."""
+
+    def _is_met(self, value: int) -> bool:
+        packing = self.packing[value]
+        return self.saved[value] and packing is not None and packing.exact
 
     def _can_move(self, op: int) -> bool:
         """Whether what it makes may wait in a store: large enough, and nobody else's."""

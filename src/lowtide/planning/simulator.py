@@ -146,7 +146,7 @@ class Simulator:
         ask_live = np.array(backward.answers, dtype=np.int64) + self._ask_other
         peak_bytes, peak_at = _peak(forward_live, ask_live)
         extra_s = left.waited_s + backward.extra_s
-        recording_s = self.problem.recording_s({j for j, kept in enumerate(keep) if not kept}.union(left.written_by))
+        recording_s = self.problem.recording_s([j for j, kept in enumerate(keep) if not kept], left.written_by)
         return Simulation(
             peak_bytes=peak_bytes,
             peak_at=peak_at,

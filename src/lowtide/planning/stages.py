@@ -207,16 +207,18 @@ class Stages:
             self._rows.add(stages | {self._ever(stage, j): -1.0}, 0.0, np.inf)
 
     def _noted(self) -> None:
-        """What is replayed at all, or waits elsewhere, is noted, and what that brings with it falls due."""
+        """What is replayed at all, or waits elsewhere, is noted or met, and what that brings with it falls due."""
+        met = self._model.problem.met_when_saved
         for j, noted in self._noted_column.items():
-            away = {self._away_column[j]: -1.0} if j in self._away_column else {}
+            away = {self._away_column[j]: -1.0} if j in self._away_column and not met[j] else {}
             for replayed in (self._ever(0, j), *(self._replay(stage, j) for stage in range(len(self._starts)))):
                 self._rows.add({noted: 1.0, replayed: -1.0} | away, 0.0, np.inf)
         for number, charge in enumerate(self._model.problem.charges):
             due = {self._first_charge + number: 1.0}
             for j in charge.ops:
                 if j in self._noted_column:
-                    self._rows.add(due | {self._noted_column[j]: -1.0}, 0.0, np.inf)
+                    away = {self._away_column[j]: -1.0} if j in self._away_column and met[j] and charge.saving else {}
+                    self._rows.add(due | {self._noted_column[j]: -1.0} | away, 0.0, np.inf)
             if charge.after is not None:
                 self._rows.add(due | {self._first_charge + charge.after: -1.0}, 0.0, np.inf)
 

@@ -53,7 +53,7 @@ def trace_to_json(trace: Trace) -> str:
         "values": values,
         "saved": trace.saved,
         "asks": [[a.value, a.node, a.other_bytes, a.time_s, a.rise_bytes] for a in trace.asks],
-        "charges": [[c.ops, c.time_s, c.after] for c in trace.charges],
+        "charges": [[c.ops, c.time_s, c.after, int(c.saving)] for c in trace.charges],
         "copies": [[c.ask, c.more_bytes, c.more_rise_bytes] for c in trace.copies],
         "copying_s": trace.copying_s,
     }
@@ -133,8 +133,8 @@ def _build(document: dict[str, Any]) -> Trace:
         note=_text(document["note"]),
         noting_s=_seconds(document["noting_s"]),
         charges=tuple(
-            Charge(_ints(ops), _seconds(time_s), _int_or_none(after))
-            for ops, time_s, after in _list(document["charges"])
+            Charge(_ints(ops), _seconds(time_s), _int_or_none(after), bool(_int(saving)))
+            for ops, time_s, after, saving in _list(document["charges"])
         ),
         attending_s=_seconds(document["attending_s"]),
         replay_s=_seconds(document["replay_s"]),

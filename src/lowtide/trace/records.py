@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .._errors import ArgumentError
 
-TRACE_VERSION = 7
+TRACE_VERSION = 8
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Charge:
-    """What following a plan takes if one of some ops is not simply kept: once, however many they are."""
+    """What following a plan takes if one of some ops is to be noted: once, however many they are."""
 
     ops: tuple[int, ...]
     time_s: float
     after: int | None = None
     """An earlier charge with which this one falls due too."""
+    saving: bool = False
+    """It falls due too if what one of them makes is only packed when autograd saves it, for which it is not noted."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Trace:
     device: str = "cpu"
     note: str = ""
     noting_s: float = 0.0
-    """What it takes to note an op that is to be made again, or whose values wait elsewhere."""
+    """What it takes to note an op that is to be made again, or whose values wait elsewhere (see `Charge.saving`)."""
     charges: tuple[Charge, ...] = ()
     """What it takes besides that parts of the step are seen."""
     attending_s: float = 0.0
