@@ -12,8 +12,8 @@ before: it is known by when that is.
 What happens while it sleeps is plain PyTorch: what is made then is a source to recipes that read it later, and what
 is saved is kept. Only unforeseen writes could hurt. They change the version of a tensor: recipes find that out when
 they are replayed (Rule 11), and a value is known again only at the version that it was noted with. The row of module
-calls and the number of ops in each stretch that is seen have to be those that were learnt, or the plan is left
-(Rule 13).
+calls, the number of ops in each stretch that is seen and of tensors saved where one is known by that have to be those
+that were learnt, or the plan is left (Rule 13).
 """
 
 from __future__ import annotations
@@ -366,6 +366,7 @@ class Attention(Whereabouts):
         alike = module is None if stretch.module is None else stretch.module in (id(module), type(module))
         # Asleep, it must not have missed a part that it should have seen.
         missed = self._tape.ops != stretch.first_op if self._sees else self._spell < len(last.spells)
+        # Nor may it have taken one saved tensor for another: counts are all that it knows those by.
         mistaken = bool(last.met) and self._saves and self._saved != last.saved
         if not alike or missed or mistaken:
             self.see_all()
