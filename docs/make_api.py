@@ -1,4 +1,4 @@
-"""Writes docs/api.md, the list of every public name, from the code: `python docs/make_api.py`.
+"""Write docs/reference/api.md, the list of every public name, from the code: `python docs/make_api.py`.
 
 Signatures and sentences are those of the source, so that the page cannot disagree with it; a test compares the two.
 Which names are shown together, and which page explains them, is said here; a public name in no group is an error.
@@ -16,18 +16,18 @@ from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any, get_args
 
-PAGE = Path(__file__).with_name("api.md")
+PAGE = Path(__file__).parent / "reference" / "api.md"
 WIDTH = 110
 
 # (module, heading, pages that explain, names; None for the module's whole list, without what came before)
 GROUPS: list[tuple[str, str, str, list[str] | None]] = [
-    ("lowtide", "Models", "fit.md", ["fit", "unfit", "report", "Report", "plan", "Plan", "frontier"]),
-    ("lowtide", "Scopes", "budget.md rules.md", ["budget", "saving", "allow_replay"]),
-    ("lowtide", "Functions", "from-torch-checkpoint.md", ["checkpoint", "checkpoint_sequential"]),
+    ("lowtide", "Models", "../how-to/fit.md", ["fit", "unfit", "report", "Report", "plan", "Plan", "frontier"]),
+    ("lowtide", "Scopes", "../how-to/budget.md ../how-to/rules.md", ["budget", "saving", "allow_replay"]),
+    ("lowtide", "Functions", "../how-to/from-torch-checkpoint.md", ["checkpoint", "checkpoint_sequential"]),
     (
         "lowtide",
         "Rules",
-        "rules.md",
+        "../how-to/rules.md",
         ["KeepAll", "KeepNone", "EveryN", "Selective", "Segments", "SaveOps", "Policy", "OpInfo", "Decision"],
     ),
     (
@@ -50,19 +50,24 @@ GROUPS: list[tuple[str, str, str, list[str] | None]] = [
             "LowtideWarning",
         ],
     ),
-    ("lowtide.reporting.fit_report", "What `report(model)` gives", "fit.md", ["FitReport"]),
-    ("lowtide.reporting.scope_report", "What `report()` gives", "how-it-works.md", ["ScopeReport", "Pinned"]),
-    ("lowtide.reporting.room_report", "What `report().budget` is", "budget.md", ["RoomReport"]),
-    ("lowtide.reporting.frontier", "What `frontier` gives", "fit.md", ["Frontier", "Point"]),
-    ("lowtide.stores", "Stores", "budget.md choosing.md", None),
-    ("lowtide.codecs", "Codecs", "budget.md choosing.md", None),
-    ("lowtide.chain", "Chains of step functions", "chains.md", None),
-    ("lowtide.chain.schedules", "Schedules", "chains.md", None),
+    ("lowtide.reporting.fit_report", "What `report(model)` gives", "../how-to/fit.md", ["FitReport"]),
+    (
+        "lowtide.records.scope_report",
+        "What `report()` gives",
+        "../explanation/how-it-works.md",
+        ["ScopeReport", "Pinned"],
+    ),
+    ("lowtide.records.budget_report", "What `report().budget` is", "../how-to/budget.md", ["BudgetReport"]),
+    ("lowtide.reporting.frontier", "What `frontier` gives", "../how-to/fit.md", ["Frontier", "Point"]),
+    ("lowtide.stores", "Stores", "../how-to/budget.md ../how-to/choosing.md", None),
+    ("lowtide.codecs", "Codecs", "../how-to/budget.md ../how-to/choosing.md", None),
+    ("lowtide.chain", "Chains of step functions", "../chains.md", None),
+    ("lowtide.chain.schedules", "Schedules", "../chains.md", None),
 ]
 
 
 def page() -> str:
-    """The text of docs/api.md."""
+    """Return the text of docs/reference/api.md."""
     import lowtide
 
     shown = {name for module, _, _, names in GROUPS if module == "lowtide" for name in names or ()}
@@ -100,7 +105,7 @@ def _group(
 
 
 def _title(name: str) -> str:
-    return PAGE.with_name(name).read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    return (PAGE.parent / name).read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
 def _sentence(value: Any) -> str:
