@@ -59,13 +59,13 @@ def main() -> None:
 
 @main.command()
 @click.option("--quick", is_flag=True, help="Tiny models and few variants: does it run?")
-@click.option("--large", is_flag=True, help="Models whose plain step takes 1 to 3 s, and what the targets compare.")
+@click.option("--large", is_flag=True, help="Models whose plain step takes 1 to 3 s, checkpoint, SAC and plans only.")
 @click.option("--models", "chosen_models", help="Some of the models, with commas between.")
 @click.option("--variants", "chosen_variants", help="Some of the variants, with commas between; plain is added.")
 @click.option(
     "--rounds",
     type=click.IntRange(1),
-    help=f"Rounds of timed steps.  [{ROUNDS} where targets are decided and {FEW_ROUNDS} elsewhere, or {QUICK_ROUNDS} "
+    help=f"Rounds of timed steps.  [{ROUNDS} for the main comparisons and {FEW_ROUNDS} elsewhere, or {QUICK_ROUNDS} "
     "with --quick]",
 )
 @click.option("--minutes", type=float, help="For all models: fewer rounds are taken where it would take longer.")

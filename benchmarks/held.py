@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import lowtide
-from lowtide.fitting.solving import CAUTION
-from lowtide.planning.proving import prove
 
 from .harness import machine
 from .harness.models import (
@@ -60,8 +57,6 @@ SMALLEST = "smallest"
 CLOSE = 0.03
 NEAR = {"60 %": 0.01, "35 %": 0.03}
 """By budget: how far above the lower bound a plan's time may be, as a share of plain's."""
-PROOF_S = 150.0
-"""How long a better bound is looked for."""
 QUICK_S, QUICK_OPS = 2.0, 300
 """How long planning may take, with so many ops."""
 
@@ -139,11 +134,6 @@ def rows_of(name: str, case: Case) -> Iterator[Row]:
         plan = report.plan
         assert plan is not None
         gap = plan.gap
-        if gap > NEAR.get(asked, math.inf):
-            assert report.trace is not None
-            spare = plan.budget_bytes // CAUTION
-            bound_s = prove(report.trace, plan, seconds=PROOF_S, leave_free_bytes=spare)
-            gap = (plan.predicted_step_s - bound_s) / plan.plain_step_s
         yield Row(
             name,
             asked,
@@ -237,8 +227,7 @@ def page(rows: list[Row], where: dict[str, object]) -> str:
             else "Every plan held, exact, and predicted within 3 %.\n\n"
         )
         + f"{targets(rows)}\n\n"
-        "Planning has little time to prove a bound. Where its own says too little, in brackets, a better one was "
-        f"looked for afterwards, for up to {PROOF_S:.0f} s.\n\n" + table(header, shown)
+        + table(header, shown)
     )
 
 

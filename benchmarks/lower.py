@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import lowtide
-from lowtide._plan import profile
+from lowtide.fitting.plan import profile
 from lowtide.planning import Problem
 from lowtide.planning.smallest import floor_bytes
 

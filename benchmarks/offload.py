@@ -39,7 +39,7 @@ import lowtide
 from benchmarks.disk_store import machine
 from benchmarks.harness.machine import RESULTS, keep_freed_memory, one_quiet_thread
 from benchmarks.online import fixed_bytes
-from lowtide.profiling.meter import PeakMeter
+from lowtide.profiling.peak_meter import PeakMeter
 from lowtide.stores import DiskStore, Ticket
 from lowtide.stores._geometry import bytes_of
 

@@ -31,10 +31,10 @@ from benchmarks.harness.others import H_DTR
 from benchmarks.harness.steps import base_of
 from benchmarks.harness.unets import UNet
 from benchmarks.overhead import PassThrough
-from lowtide.engine import eviction
-from lowtide.engine.eviction import Heuristic
-from lowtide.engine.ledger import Ledger
-from lowtide.profiling.meter import PeakMeter
+from lowtide.engine.memory.eviction import Heuristic
+from lowtide.engine.memory.ledger import Ledger
+from lowtide.engine.runtime import current_runtime
+from lowtide.profiling.peak_meter import PeakMeter
 
 SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 WIDTH: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
@@ -96,8 +96,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Step, list[Any]]]] = {
 
 VARIANTS: dict[str, Heuristic] = {
     "h-DTR": H_DTR,
-    "h-DTR, every value looked at": Heuristic(wait="since used", unsaved_share=1.0, sample=10**9),
-    "least recently used": Heuristic(wait="since used", cost=False, unsaved_share=1.0),
+    "h-DTR, every value looked at": Heuristic(wait="since use", unsaved_share=1.0, sample=10**9),
+    "least recently used": Heuristic(wait="since use", cost=False, unsaved_share=1.0),
     "without neighbours": Heuristic(neighbours=False),
     "without the wait": Heuristic(wait="none"),
     "unsaved values at full cost": Heuristic(unsaved_share=1.0),
@@ -116,7 +116,7 @@ def run(model: nn.Module, step: Step, limit_bytes: int | None, heuristic: Heuris
     """The seconds of a step, from the same state."""
     model.zero_grad(set_to_none=True)
     torch.manual_seed(3)
-    eviction.HEURISTIC = heuristic
+    current_runtime().memory().pool.heuristic = heuristic
     gc.collect()
     start = time.perf_counter()
     scope = lowtide.budget(limit_bytes, stores=None, codecs=None) if limit_bytes else contextlib.nullcontext()
@@ -164,7 +164,7 @@ def measure(name: str, shares: list[float], variants: dict[str, Heuristic], roun
     for row in rows:
         if "error" not in row:
             row["times"] = row["seconds"] / min(plain)
-    eviction.HEURISTIC = default
+    current_runtime().memory().pool.heuristic = default
     ops = lowtide.report().ops
     return {
         "model": name,

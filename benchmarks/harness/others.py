@@ -9,16 +9,17 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import lowtide
-from lowtide.engine import eviction
+from lowtide.engine.memory.eviction import Heuristic
+from lowtide.engine.runtime import current_runtime
 from lowtide.planning import BASELINES, Problem, Simulator, lower_bound, solve
 from lowtide.planning.candidate import Candidate, judged
-from lowtide.planning.rotor import solve_rotor
 
+from ..planners.rotor import solve_rotor
 from .contract import NotApplicableError
 from .ours import CAUTION, UNLIMITED, Obeyed, Online, WithinRung
 from .steps import Bench, Forward
 
-H_DTR = eviction.Heuristic(wait="since used", unsaved_share=1.0)
+H_DTR = Heuristic(wait="since use", unsaved_share=1.0)
 _BOUND_S = 4.0
 
 
@@ -34,13 +35,14 @@ class Dtr(Online):
 
     @contextlib.contextmanager
     def applied(self, bench: Bench) -> Iterator[Forward]:
-        before, eviction.HEURISTIC = eviction.HEURISTIC, H_DTR
+        pool = current_runtime().memory().pool
+        before, pool.heuristic = pool.heuristic, H_DTR
         self.note = "h-DTR's choice of what to drop, in lowtide's engine"
         try:
             with super().applied(bench) as forward:
                 yield forward
         finally:
-            eviction.HEURISTIC = before
+            pool.heuristic = before
 
 
 class Schedule(Obeyed):
@@ -63,10 +65,10 @@ class Schedule(Obeyed):
 
 
 class Rotor(WithinRung):
-    """The quickest schedule of `lowtide.planning.rotor` within the budget, obeyed by lowtide's engine.
+    """The quickest schedule of `benchmarks.planners.rotor` within the budget, obeyed by lowtide's engine.
 
     Beaumont et al. (2019) on the profiled step; like lowtide's plans it leaves 1/200 of the budget free where it can.
-    What of rotor's schedules the engine follows to the letter is said in `lowtide/planning/rotor.py`.
+    What of rotor's schedules the engine follows to the letter is said in `benchmarks/planners/rotor.py`.
     """
 
     family = "rotor"
@@ -78,8 +80,8 @@ class Rotor(WithinRung):
         if chosen is None:
             raise NotApplicableError("rotor finds no blocks in a row here, or no schedule of them that fits")
         self.note = "rotor's schedule of blocks, obeyed by lowtide's engine"
-        if chosen.again:
-            self.note += f"; {len(chosen.again)} ops are replayed more often than rotor would"
+        if chosen.released:
+            self.note += f"; {len(chosen.released)} ops are replayed more often than rotor would"
         return plan_of(problem, chosen, limit)
 
 
@@ -90,7 +92,7 @@ def plan_of(problem: Problem, chosen: Candidate, budget_bytes: int) -> lowtide.P
     return replace(
         solve(problem.trace, UNLIMITED),
         keep=chosen.keep,
-        again=tuple(sorted(chosen.again)),
+        released=tuple(sorted(chosen.released)),
         budget_bytes=budget_bytes,
         predicted_peak_bytes=judgement.peak_bytes,
         predicted_step_s=judgement.step_s,

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 
 import lowtide
-from lowtide.engine.budgeting import count_what_is_there
+from lowtide.codecs.costs import codec_costs_for
+from lowtide.engine.runtime import current_runtime
 from lowtide.fitting import registry
-from lowtide.fitting.fitted import Fitted
-from lowtide.fitting.solving import CAUTION, link_to
+from lowtide.fitting.fitted_model import FittedModel
+from lowtide.fitting.make_plan import CAUTION, link_to
 from lowtide.planning import solve
-from lowtide.profiling.packings import packings_for
 from lowtide.stores.names import resolve
 
 from .contract import Budgeted, NotApplicableError, Variant
@@ -47,7 +47,7 @@ def asked_bytes(bench: Bench, rung: str) -> int:
 
 def _smallest(bench: Bench) -> int:
     try:
-        solve(bench.trace(), 1, packings=packings_for(bench.trace(), "exact"))
+        solve(bench.trace(), 1, codec_costs=codec_costs_for(bench.trace(), "exact"))
     except lowtide.BudgetError as error:
         if error.smallest_bytes is None:
             raise
@@ -103,9 +103,11 @@ class Online(Variant):
                 return bench.loss()
 
         yield forward
-        room = lowtide.report().budget
-        if room is not None:
-            self.budgeted.own_peak_bytes = max(room.peak_bytes - other_bytes, self.budgeted.own_peak_bytes or 0)
+        memory_budget = lowtide.report().budget
+        if memory_budget is not None:
+            self.budgeted.own_peak_bytes = max(
+                memory_budget.peak_bytes - other_bytes, self.budgeted.own_peak_bytes or 0
+            )
 
 
 def _does_something(plan: lowtide.Plan) -> bool:
@@ -131,7 +133,7 @@ class Obeyed(Variant):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._plan: lowtide.Plan | None = None
-        self._fitted: Fitted | None = None
+        self._fitted: FittedModel | None = None
 
     def _adopt(self, plan: lowtide.Plan, other_bytes: int, asked: int | None) -> None:
         self._plan = plan
@@ -159,7 +161,7 @@ class Obeyed(Variant):
             self._fitted.limit_bytes = limit
             registry.enter(bench.model, self._fitted)
         try:
-            count_what_is_there()
+            current_runtime().memory().census()
             yield bench.loss
             report = lowtide.report(bench.model)
             if report.measured_peak_bytes is not None:
@@ -207,15 +209,15 @@ class Planned(WithinRung):
     def _made_plan(self, bench: Bench) -> lowtide.Plan:
         limit = self._limit_bytes
         trace, link = bench.trace(), link_to(resolve(self.stores))
-        packings = packings_for(trace, "exact")  # what is allowed if nobody says otherwise
+        codec_costs = codec_costs_for(trace, "exact")  # what is allowed if nobody says otherwise
         try:
-            return solve(trace, limit, link=link, packings=packings, leave_free_bytes=limit // CAUTION)
+            return solve(trace, limit, link=link, codec_costs=codec_costs, leave_free_bytes=limit // CAUTION)
         except lowtide.BudgetError as error:
             if self.rung != SMALLEST:
                 raise NotApplicableError(str(error).partition(": ")[2].partition(" (")[0]) from error
             # What lives beside the model has changed by some bytes.
             self._limit_bytes = error.smallest_bytes or 0
-            return solve(trace, self._limit_bytes, link=link, packings=packings)
+            return solve(trace, self._limit_bytes, link=link, codec_costs=codec_costs)
 
 
 class PlannedWithDisk(Planned):

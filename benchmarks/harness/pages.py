@@ -1,4 +1,4 @@
-"""A run as a page: tables, what lowtide is behind in and why, a picture for each model. Markdown; no torch."""
+"""The page of a run: a summary, tables and one plot for each model. Markdown; no torch."""
 
 from __future__ import annotations
 
@@ -11,26 +11,36 @@ from pathlib import Path
 from statistics import median
 
 from .machine import machine_line
-from .noise import FLOOR, LEAST_ROUNDS, SURE_WITHIN, spread
+from .noise import FLOOR, LEAST_ROUNDS, SURE_WITHIN, between_variants, spread
 from .plots import frontier
 from .records import ModelResult, Run
-from .standing import Standing, at_equal_overhead, at_equal_peak, first_sentence, over_budget, peers, where_behind
-from .targets import TARGETS, WITH_DISK, Target, outcome
+from .standing import (
+    PLANNED,
+    Standing,
+    at_equal_overhead,
+    at_equal_peak,
+    distance_to_bound,
+    first_sentence,
+    over_budget,
+    peers,
+    where_behind,
+)
+from .summary import summary
 
 MIB = 2**20
 WHY = Path(__file__).parents[1] / "why.md"
 CONTROL = "plain-again"
 OTHER_PAGES = {
-    "scaling.md": "how costs grow with depth, batch and length, and what planning and recording take",
-    "overhead.md": "what recording costs, by op",
-    "schedules.md": "schedules for chains beside their peers",
-    "../large/RESULTS.md": "the targets once more, with steps that take 1 to 3 s",
-    "../held.md": "whether budgets hold, on twelve architectures",
+    "scaling.md": "Cost against depth, batch and length; time of planning and recording",
+    "overhead.md": "Cost of recording, per op",
+    "schedules.md": "Schedules for chains beside their peers",
+    "../large/RESULTS.md": "The same comparison on seven models with steps of 1 to 3 s",
+    "../held.md": "Budgets and predicted peaks on twelve architectures",
 }
 
 
 def write_page(run: Run, page: Path, pictures: Path, why: Path = WHY, drawn: Collection[str] = ()) -> None:
-    """The page, and its pictures in a directory of their own, without those that are `drawn`."""
+    """Write the page and one plot per model; the plots of the models in `drawn` exist already."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures.mkdir(parents=True, exist_ok=True)
     links = {}
@@ -40,12 +50,12 @@ def write_page(run: Run, page: Path, pictures: Path, why: Path = WHY, drawn: Col
             frontier(model, setting(run), picture)
         links[name] = Path(os.path.relpath(picture, page.parent)).as_posix()
     others = {name: Path(os.path.relpath(pictures / name, page.parent)).as_posix() for name in OTHER_PAGES
-              if (pictures / name).exists()}  # fmt: skip
+              if (pictures / name).exists() and (pictures / name).resolve() != page.resolve()}  # fmt: skip
     page.write_text(markdown(run, links, read_why(why), others), encoding="utf-8")
 
 
 def read_why(path: Path) -> dict[str, str]:
-    """Hand-written reasons: under each heading `## model/variant` (with * for any) a paragraph."""
+    """Return the hand-written reasons, by their headings `model/variant` (with * for any)."""
     if not path.exists():
         return {}
     parts = re.split(r"^## +(.+?) *$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -53,7 +63,7 @@ def read_why(path: Path) -> dict[str, str]:
 
 
 def setting(run: Run) -> str:
-    """Machine, versions, date and what was done, in a line."""
+    """Machine, versions, date and number of rounds, in one line."""
     rounds = [len(one.cpu_s) for model in run.models.values() for name, one in model.measured().items()
               if name != "plain"]  # fmt: skip
     taken = " to ".join(dict.fromkeys(str(edge(rounds)) for edge in (min, max))) if rounds else "no"
@@ -63,36 +73,41 @@ def setting(run: Run) -> str:
 def markdown(run: Run, links: dict[str, str], why: dict[str, str], others: dict[str, str]) -> str:
     """The whole page."""
     parts = [
-        "# lowtide beside its peers",
-        setting(run) + ".",
-        f"Made by {_command(run)}; the machine's load was {run.machine['load']} at the start, the allocator was told "
-        f"{_told(run.machine['allocator'])}. The same model and batch for every variant, all of them in turn in each "
-        "round, each step between two plain ones. A time is the processor's (all threads), over plain's: over the mean "
-        "of the plain steps just before and just after, and of all rounds the median; *min* compares the quickest step "
-        "with the quickest of as "
-        "many plain ones. A peak is that of all live tensor bytes in a step, by one meter for all. Two times differ if "
-        f"they do by more than {SURE_WITHIN:g} standard errors, estimated from the rounds, and {100 * FLOOR:g} %; "
-        f"otherwise, and with fewer than {LEAST_ROUNDS} rounds, it is undecided.",
-        _control(run),
-        _failed_models(run),
+        "# Benchmark results",
+        "\n".join(f"- {line}" for line in summary(_sound(run))),
+        f"Written by {_command(run)}; `python -m benchmarks report` writes it again from `results.json`.",
         "\n".join(f"- [{OTHER_PAGES[name]}]({link})" for name, link in others.items()),
-        "## Targets",
-        "What lowtide sets itself: measured overhead, and in brackets what is allowed. *Undecided*: the rounds differ "
-        "too much to be sure. *No plan can*: the planner's lower bound, from the op times of its profile, is above "
-        "what is allowed.",
-        _target_matrix(run),
-        _target_table(run),
-        "## Overhead at equal peak",
-        "The quickest of lowtide's plans whose measured peak is not above the peer's. Nothing is interpolated.",
+        "## Distance to plain PyTorch and to the lower bound",
+        "Overheads are shares of a plain step. The lower bound is the smallest overhead that the planner proves for "
+        "any plan within the budget, from the op times of its profile. *planned@checkpoint*: the budget is the peak "
+        "of `checkpoint`; *@half*: parameters, buffers and batch, and half of the rest of plain's peak; *@60*: 60 % of "
+        "plain's peak; *@smallest*: the smallest budget with a plan. Differences are in percentage points (pp). "
+        "A bound of 0.0 % below plain's peak means that planning proved none in its time. Measured distances contain "
+        "the noise of the machine, so some are negative.",
+        _plan_table(run),
+        "## Distance to each peer at equal peak",
+        "Each peer beside the fastest of lowtide's plans whose measured peak is not above the peer's. Nothing is "
+        "interpolated.",
         _equal_table(run, at_equal_peak),
         "## Peak at equal overhead",
-        "The smallest of lowtide's plans that was measured no slower than the peer.",
+        "Each peer beside the smallest of lowtide's plans that was measured no slower.",
         _equal_table(run, at_equal_overhead),
         "## Where lowtide is behind",
         _behind(run, why),
-        "## Budgets: asked, predicted, measured",
+        "## Budgets: predicted and measured",
         _budget_table(run),
         _resident(run),
+        "## How it was measured",
+        setting(run) + f". Load of the machine at the start: {run.machine['load']}. Settings of the allocator: "
+        f"{_told(run.machine['allocator'])}.",
+        "All variants have the same model and batch. Each round runs every variant once, each step between two plain "
+        "steps. *Time* is processor time of all threads, divided by that of the two plain steps; the median over "
+        "the rounds. *Min* divides the fastest step by the fastest of as many plain steps. *Peak* is the peak of live "
+        f"tensor bytes in a step, by one meter for all. Two times differ if they do by more than {SURE_WITHIN:g} "
+        f"standard errors and by more than {100 * FLOOR:g} %. Otherwise, and below {LEAST_ROUNDS} rounds, the "
+        "comparison is undecided.",
+        _control(run),
+        _failed_models(run),
         "## All variants",
     ]
     for name, model in run.models.items():
@@ -102,7 +117,7 @@ def markdown(run: Run, links: dict[str, str], why: dict[str, str], others: dict[
 
 
 def _control(run: Run) -> str:
-    """How far the same code differs from itself, by both clocks."""
+    """Difference of plain steps from themselves, by both clocks."""
     there = {name: model for name, model in _sound(run).items() if CONTROL in model.measured()}
     if not there:
         return ""
@@ -112,14 +127,13 @@ def _control(run: Run) -> str:
         spreads = [spread([math.log(ratio) for ratio in model.ratios(CONTROL, clock)]) for model in there.values()]
         both.append(f"{100 * median(spreads):.1f} %" if math.isfinite(median(spreads)) else "unknown")
     return (
-        f"Plain steps once more, treated like any variant (`{CONTROL}`), came out as {found}. Their single rounds "
-        f"differ by {both[0]} (standard deviation, the model in the middle) by the processor's time and {both[1]} by "
-        "the clock's; verdicts use the processor's."
+        f"Plain steps measured as a variant of their own (`{CONTROL}`): {found}. The standard deviation between "
+        f"rounds (median of the models) is {both[0]} in processor time and {both[1]} in wall-clock time."
     )
 
 
 def _set_up(run: Run) -> list[str]:
-    """How each variant is used, in the words of the code."""
+    """Set-up of each variant, from the docstrings of the harness."""
     how: dict[str, str] = run.settings.get("set_up", {})
     return (
         ["## How each is set up", "\n".join(f"- **{name}**: {' '.join(text.split())}" for name, text in how.items())]
@@ -139,7 +153,7 @@ def _told(allocator: dict[str, str]) -> str:
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """In Markdown."""
+    """A table in Markdown."""
     header = list(header)
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -171,33 +185,25 @@ def _equal_table(run: Run, stand: Callable[[ModelResult, str], Standing]) -> str
     return table(header, rows) if rows else "No peers in this run."
 
 
-def _target_matrix(run: Run) -> str:
-    """One line a model."""
-
-    def cell(model: ModelResult, target: Target) -> str:
-        found = outcome(model, target)
-        if found is None:
-            return ""
-        return f"{found.verdict.partition(';')[0]}: {100 * found.overhead:.1f} % ({100 * found.allowed:.1f} %)"
-
-    rows = [[name, *(cell(model, target) for target in TARGETS)] for name, model in _sound(run).items()]
-    rows = [row for row in rows if any(row[1:])]
-    return table(("model", *(target.short for target in TARGETS)), rows) if rows else ""
-
-
-def _target_table(run: Run) -> str:
+def _plan_table(run: Run) -> str:
+    """Each plan beside plain PyTorch, its prediction and the lower bound."""
     rows = []
     for name, model in _sound(run).items():
-        for target in (*TARGETS, *WITH_DISK):
-            found = outcome(model, target)
-            if found is not None:
-                shares = (found.overhead, found.allowed, found.predicted, found.least)
-                cells = ["" if share is None else f"{100 * share:.1f} %" for share in shares]
-                rows.append([name, target.words, *cells, found.verdict])
-            elif target.ours in model.variants and (error := model.variants[target.ours].error) is not None:
-                rows.append([name, target.words, "", "", "", "", first_sentence(error)])
-    header = ("model", "target", "overhead", "allowed", "predicted", "least possible", "")
-    return table(header, rows) if rows else "Nothing of this was measured in this run."
+        for variant, one in model.variants.items():
+            if one.family not in PLANNED:
+                continue
+            if not one.measured:
+                rows.append([name, variant, "", "", "", "", "", first_sentence(one.error or "not timed")])
+                continue
+            distance = distance_to_bound(model, variant)
+            overhead = between_variants(model, variant, "plain").ratio - 1
+            said = [model.said(variant, what) for what in ("predicted", "bound")]
+            cells = [_percent(share) for share in (overhead, *said)]
+            found = ["", ""] if distance is None else [_points(distance.predicted), _points(distance.measured)]
+            rows.append([name, variant, _share(model, variant), *cells, *found])
+    header = ("model", "plan", "peak, of plain's", "measured overhead", "predicted", "lower bound",
+              "predicted above bound", "measured above bound")  # fmt: skip
+    return table(header, rows) if rows else "No plans in this run."
 
 
 def _behind(run: Run, why: dict[str, str]) -> str:
@@ -209,12 +215,12 @@ def _behind(run: Run, why: dict[str, str]) -> str:
             lines.append(
                 f"- **{one.model} / {one.variant}**: {one.sentence}" + "".join(f" *Why: {r}*" for r in reasons)
             )
-    sure = "\n".join(lines) or "Nowhere for sure."
+    sure = "\n".join(lines) or "Nowhere beyond the noise."
     return "\n\n".join([sure, *_undecided(run)])
 
 
 def _undecided(run: Run) -> list[str]:
-    """What the rounds leave open, and what of it speaks against lowtide."""
+    """Undecided comparisons, and those of them in which lowtide has the larger median."""
     found = [(name, at_equal_peak(model, peer)) for name, model in _sound(run).items() for peer in peers(model)]
     open_ones = [(name, one) for name, one in found if one.verdict == "undecided"]
     if not open_ones:
@@ -225,8 +231,8 @@ def _undecided(run: Run) -> list[str]:
         if one.difference is not None and one.difference.ratio > 1
     ]
     return [
-        f"Of {len(found)} comparisons at equal peak {len(open_ones)} are undecided: in this run the same code took "
-        f"very different times from round to round. Slower by the median of the rounds: {', '.join(against) or 'none'}."
+        f"Of {len(found)} comparisons at equal peak {len(open_ones)} are undecided. In these lowtide has the larger "
+        f"median: {', '.join(against) or 'none'}."
     ]
 
 
@@ -241,13 +247,13 @@ def _budget_table(run: Run) -> str:
             extra = _predicted_time(model, variant)
             within = "**no**" if over_budget(model, variant) else "yes"
             rows.append([name, variant, _mib(one.asked_bytes), said, own, _mib(one.peak_bytes or 0), within, *extra])
-    header = ("model", "variant", "asked, MiB", "predicted", "lowtide's own", "measured", "within", "time predicted",
-              "time bound", "time")  # fmt: skip
+    header = ("model", "variant", "budget, MiB", "predicted", "measured by lowtide", "measured", "within",
+              "time predicted", "lower bound", "time")  # fmt: skip
     return table(header, rows) if rows else "No budgets in this run."
 
 
 def _predicted_time(model: ModelResult, variant: str) -> list[str]:
-    """Time that was predicted and that is the least possible, over the profiled plain step; and as measured."""
+    """Predicted time and lower bound, as factors of the profiled plain step, and the measured time."""
     said = [model.said(variant, what) for what in ("predicted", "bound")]
     measured = _time(model, variant) if model.variants[variant].measured else ""
     return [*("" if extra is None else f"× {1 + extra:.3f}" for extra in said), measured]
@@ -264,15 +270,15 @@ def _resident(run: Run) -> str:
         if one.resident_bytes is not None
     ]
     words = (
-        f"A process of its own for each, with the allocator told {_told(told)}, so that what is freed goes back to the "
-        "system. The peak of live tensors includes parameters, buffers and batch, the rise of a step does not."
+        f"Each variant runs in a new process with {_told(told)}, so that freed memory returns to the system. The peak "
+        "of live tensors includes parameters, buffers and batch; the rise in a step does not."
     )
     header = (
         "model",
         "variant",
         "peak of live tensors, MiB",
         "rise of resident memory in a step",
-        "and since before preparing",
+        "rise since before planning",
     )
     return "\n\n".join(["## Resident memory", words, table(header, rows)]) if rows else ""
 
@@ -309,6 +315,14 @@ def _same(answer: bool | None) -> str:
 
 def _mib(nbytes: int) -> str:
     return f"{nbytes / MIB:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f} pp"
 
 
 def _share(model: ModelResult, name: str) -> str:

@@ -65,11 +65,11 @@ def frontier(model: ModelResult, subtitle: str, path: Path) -> None:
     if bound := _bound(model):
         # What is proved for a budget holds for every smaller one, up to the next that was asked.
         style = {"ls": ":", "color": "0.4", "lw": 1.5, "drawstyle": "steps-pre", "zorder": 2}
-        axes.plot(*zip(*bound, strict=True), **style, label="no plan can do better")
+        axes.plot(*zip(*bound, strict=True), **style, label="lower bound")
     low = min([0.0, *(y for _, y in points.values())])
     axes.set_ylim(low - 0.08 * (top - low), top)
-    axes.set_xlabel("peak of live tensor bytes, % of plain's")
-    axes.set_ylabel("step time over plain's, %")
+    axes.set_xlabel("peak of live tensor bytes, % of plain PyTorch")
+    axes.set_ylabel("overhead, % of a plain step")
     figure.suptitle(model.title, fontsize=12)
     axes.set_title("\n".join(textwrap.wrap(subtitle, 110)), fontsize=7, color="0.35")
     axes.spines[["top", "right"]].set_visible(False)

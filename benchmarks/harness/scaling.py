@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import lowtide
-from lowtide._plan import profile
+from lowtide.fitting.plan import profile
 from lowtide.planning import Problem, Simulator, solve
-from lowtide.trace import Trace
+from lowtide.records import Trace
 
 from . import machine
 from .models import gpt2

@@ -1,7 +1,7 @@
-"""How lowtide stands to each peer: at the peer's peak, at the peer's time, and where it is behind. No torch.
+"""Distance of lowtide to the lower bound and to each peer, and the cases in which lowtide is behind. No torch.
 
-Careful with lowtide: a peer is compared with points of lowtide's that were measured, never with a line between them:
-the quickest one that needs no more memory, and the smallest one that is no slower. What is not sure is undecided.
+A peer is compared with measured points only, never with a line between them: with the fastest plan that needs no more
+memory, and with the smallest plan that is no slower. Differences within the noise are undecided.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .records import ModelResult
 
 OURS = ("lowtide planned", "lowtide planned, disk", "lowtide online", "lowtide rules")
 LADDER = "lowtide planned"
+PLANNED = (LADDER, "lowtide planned, disk")
 NOT_PEERS = (*OURS, "plain", "schedules")
 SAME_PEAK = 1.001  # a budget taken from a peer's peak is met to within this
 Verdict = Literal["ahead", "behind", "undecided", "out of reach"]
@@ -33,13 +34,29 @@ class Standing:
     verdict: Verdict
 
 
+@dataclass(frozen=True)
+class BoundDistance:
+    """Overhead of a plan above the lower bound, as shares of a plain step."""
+
+    predicted: float
+    measured: float
+
+
+def distance_to_bound(model: ModelResult, variant: str) -> BoundDistance | None:
+    """Return the distance of a measured plan to its lower bound; None if the run has no bound for it."""
+    bound, predicted = (model.said(variant, what) for what in ("bound", "predicted"))
+    if bound is None or predicted is None:
+        return None
+    return BoundDistance(predicted - bound, model.ratio(variant) - 1 - bound)
+
+
 def peers(model: ModelResult) -> list[str]:
-    """Those with a point, in the order of their names in the run."""
+    """Measured peers, in the order of the run."""
     return [name for name, one in model.measured().items() if one.family not in NOT_PEERS]
 
 
 def ladder(model: ModelResult) -> list[str]:
-    """lowtide's plans that were measured, from the largest peak to the smallest."""
+    """Measured plans of lowtide, largest peak first."""
     there = [name for name, one in model.measured().items() if one.family == LADDER]
     return sorted(there, key=lambda name: -model.peak_share(name))
 
@@ -79,7 +96,7 @@ def _verdict(difference: Difference) -> Verdict:
 
 @dataclass(frozen=True)
 class Behind:
-    """Something that lowtide does worse, or cannot do."""
+    """A variant that lowtide is behind, or in which it fails."""
 
     model: str
     variant: str
@@ -87,7 +104,7 @@ class Behind:
 
 
 def where_behind(name: str, model: ModelResult) -> list[Behind]:
-    """All that the data say against lowtide, for one model."""
+    """Return the results of one model in which lowtide is behind or fails."""
     found = [*_behind_peers(name, model), *_own_faults(name, model)]
     return sorted(found, key=lambda one: one.variant)
 
@@ -132,7 +149,7 @@ def _own_faults(name: str, model: ModelResult) -> Iterable[Behind]:
 
 
 def over_budget(model: ModelResult, variant: str) -> bool:
-    """More than was asked for, by either meter."""
+    """Return whether the peak is above the budget, by either meter."""
     one = model.variants[variant]
     return one.asked_bytes is not None and max(one.peak_bytes or 0, one.own_peak_bytes or 0) > one.asked_bytes
 
@@ -142,7 +159,7 @@ def _only_costs(model: ModelResult, variant: str) -> bool:
 
 
 def first_sentence(error: str) -> str:
-    """Of an error that says more than fits into a line."""
+    """Return the first sentence of an error, on one line."""
     return re.split(r"(?<=[.:;])\s+(?=[A-Z0-9])", error, maxsplit=1)[0].replace("\n", " ").rstrip(":;")
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from lowtide._plan import profile
-from lowtide.fitting.solving import shift
-from lowtide.profiling.meter import PeakMeter
-from lowtide.trace import Trace
+from lowtide.fitting.make_plan import shift
+from lowtide.fitting.plan import profile
+from lowtide.profiling.peak_meter import PeakMeter
+from lowtide.records import Trace
 
 from .models import Case
 

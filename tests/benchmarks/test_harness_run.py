@@ -28,7 +28,8 @@ from click.testing import CliRunner
 from torch import nn
 
 import lowtide
-from lowtide.engine import eviction
+from lowtide.engine.memory import eviction
+from tests.runtimes import pool
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,13 +114,13 @@ def test_a_variant_that_fails_is_recorded_and_the_others_go_on(chain: ModelResul
 
 
 def test_every_timed_step_is_between_two_plain_ones(chain: ModelResult) -> None:
-    plain, again = chain.plain.cpu_s, chain.variants["plain-again"]
+    plain, released = chain.plain.cpu_s, chain.variants["plain-again"]
     doubled, every = chain.variants["doubled"], chain.variants["rule:every1"]
     assert len(plain) == 4 + 3  # the variant that fails in the first round is not tried in the second
-    assert again.beside_cpu_s == [plain[0:2], plain[5:7]]  # the second round is the other way round
+    assert released.beside_cpu_s == [plain[0:2], plain[5:7]]  # the second round is the other way round
     assert doubled.beside_cpu_s == [plain[1:3], plain[4:6]]  # with the one that fails, then with the next
     assert every.beside_cpu_s == [plain[2:4], plain[4:6]]
-    assert [len(one.beside_wall_s) for one in (again, doubled, every)] == [2, 2, 2]
+    assert [len(one.beside_wall_s) for one in (released, doubled, every)] == [2, 2, 2]
 
 
 def test_what_is_to_be_decided_is_timed_more_often_as_long_as_there_is_time() -> None:
@@ -173,7 +174,7 @@ def test_schedules_of_others_are_followed_within_their_budget() -> None:
         assert NOT_FOLLOWED not in one.note
         assert len(one.cpu_s) == 2
     assert found["schedule:rotor@checkpoint"].asked_bytes == found["checkpoint"].peak_bytes
-    assert eviction.Heuristic() == eviction.HEURISTIC
+    assert pool().heuristic == eviction.Heuristic()
     with pytest.raises(lowtide.LowtideError, match="not fitted"):
         lowtide.report(bench.model)
 

@@ -1,0 +1,1 @@
+"""Planners to compare `lowtide.planning.solve` with."""
