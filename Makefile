@@ -16,6 +16,7 @@ lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
 
 # Under an hour on one thread; `python -m benchmarks run --quick` shows in minutes that everything runs.
 bench: $(READY)
@@ -23,7 +24,7 @@ bench: $(READY)
 	$(PY) -m benchmarks all
 
 fuzz: $(READY)
-	LOWTIDE_FUZZ_EXAMPLES=20000 $(PY) -m pytest -n 2 -q tests/engine/test_fuzz.py tests/engine/test_attention.py
+	LOWTIDE_FUZZ_EXAMPLES=20000 $(PY) -m pytest -n 2 -q tests/engine/test_fuzz.py tests/engine/test_planned.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

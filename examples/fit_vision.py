@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.profiling.meter import PeakMeter
+from lowtide.profiling.peak_meter import PeakMeter
 
 MICRO_BATCHES, ROWS = 4, 8
 

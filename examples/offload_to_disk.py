@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.profiling.meter import PeakMeter
+from lowtide.profiling.peak_meter import PeakMeter
 from lowtide.stores import DiskStore
 
 STEPS = 3

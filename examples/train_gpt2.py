@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import lowtide
-from lowtide.profiling.meter import PeakMeter
+from lowtide.profiling.peak_meter import PeakMeter
 
 RULES = {name: getattr(lowtide, name) for name in ("KeepAll", "KeepNone", "EveryN", "Selective", "Segments", "SaveOps")}
 

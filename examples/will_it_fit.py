@@ -28,7 +28,7 @@ def batch_of(rows: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def ask(model: torch.nn.Module, rows: int, budget: str) -> lowtide.Plan | None:
+def unpack(model: torch.nn.Module, rows: int, budget: str) -> lowtide.Plan | None:
     """Print what this batch would take; the plan, if there is one."""
     try:
         plan = lowtide.plan(model, batch_of(rows), budget, deadline_s=2)
@@ -62,7 +62,7 @@ def main() -> None:
     print(f"a budget of {options.budget} for all live tensors\n")
     found: tuple[int, lowtide.Plan] | None = None
     for rows in (8, 16, 32, 64):
-        plan = ask(model, rows, options.budget)
+        plan = unpack(model, rows, options.budget)
         if plan is None:
             break
         found = rows, plan

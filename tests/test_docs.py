@@ -88,20 +88,20 @@ def test_tests_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_every_answer_names_the_test_that_covers_it() -> None:
-    questions = (ROOT / "docs" / "faq.md").read_text().split("\n### ")[1:]
+    questions = (ROOT / "docs" / "explanation" / "faq.md").read_text().split("\n### ")[1:]
     assert len(questions) >= 22
     for answer in questions:
         assert any(name for _, name in NAMED_TEST.findall(answer)), answer.splitlines()[0]
 
 
 def test_the_costs_of_budgets_are_those_of_the_benchmark() -> None:
-    """docs/choosing.md: the least and the most of all models, for each share."""
+    """docs/how-to/choosing.md: the least and the most of all models, for each share."""
     models = json.loads((ROOT / "benchmarks" / "results" / "online.json").read_text())["models"]
     times: dict[float, list[float]] = {}
     for row in (row for model in models for row in model["rows"] if row["variant"] == "lowtide"):
         times.setdefault(row["share"], []).append(row["times"])
     written = re.findall(
-        r"^\| (\d+) % \| ([\d.]+) to ([\d.]+) \|$", (ROOT / "docs" / "choosing.md").read_text(), re.MULTILINE
+        r"^\| (\d+) % \| ([\d.]+) to ([\d.]+) \|$", (ROOT / "docs" / "how-to" / "choosing.md").read_text(), re.MULTILINE
     )
     assert written == [(f"{100 * s:.0f}", f"{min(t):.2f}", f"{max(t):.2f}") for s, t in sorted(times.items())[::-1]]
 
@@ -119,7 +119,7 @@ def test_the_list_of_public_names_is_that_of_the_code() -> None:
     make_api: ModuleType = importlib.util.module_from_spec(found)
     found.loader.exec_module(make_api)
     same = make_api.PAGE.read_text() == make_api.page()
-    assert same, "docs/api.md is out of date: python docs/make_api.py"
+    assert same, "docs/reference/api.md is out of date: python docs/make_api.py"
 
 
 def test_the_map_of_rooms_is_true() -> None:

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint as torch_checkpoint
 
 import lowtide
-from lowtide.engine.room import LEDGER
-from lowtide.profiling.meter import PeakMeter
+from lowtide.profiling.peak_meter import PeakMeter
 from lowtide.stores import DiskStore, MemoryDouble, Ticket
+from tests.runtimes import ledger
 
 from .engine.budgets import above, restless
 from .engine.steps import assert_equal, run_step
@@ -30,8 +30,8 @@ RECOMPUTE: dict[str, Any] = {"stores": None, "codecs": None}
 def fitted(model: nn.Module, more_bytes: int, **options: Any) -> Iterator[nn.Module]:
     """The model, fitted to so much more than is alive now."""
     gc.collect()
-    LEDGER.see_everything()
-    yield lowtide.fit(model, budget=LEDGER.live_bytes + more_bytes, **{**RECOMPUTE, **options})
+    ledger().see_everything()
+    yield lowtide.fit(model, budget=ledger().live_bytes + more_bytes, **{**RECOMPUTE, **options})
     lowtide.unfit(model)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 def test_the_type_checkers_list_is_the_real_one() -> None:
     source = Path(lowtide.__file__).read_text()
     block = source[source.index("if TYPE_CHECKING:") : source.index("__version__")]
-    listed = {line.split(" as ")[1].strip(" ,)") for line in block.splitlines() if " as " in line}
+    listed = set(re.findall(r" as (\w+)", block))
     assert listed == set(lowtide.__all__) - {"__version__"}
 
 
@@ -49,10 +50,10 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["lowtide", "lowtide.chain", "lowtide.policies", "lowtide.reporting.scope_report", "lowtide._units"]
+    "package", ["lowtide", "lowtide.chain", "lowtide.policies", "lowtide.records.scope_report", "lowtide._units"]
 )
-def test_rooms_without_torch(room: str) -> None:
-    code = f"import sys, {room}; print([m for m in ('torch', 'jax') if m in sys.modules])"
+def test_packages_without_torch(package: str) -> None:
+    code = f"import sys, {package}; print([m for m in ('torch', 'jax') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
 

@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import chain as chain
-    from ._checkpoint import (
-        checkpoint as checkpoint,
-        checkpoint_sequential as checkpoint_sequential,
-    )
     from ._errors import (
         ArgumentError as ArgumentError,
         BudgetError as BudgetError,
@@ -30,27 +26,13 @@ if TYPE_CHECKING:
         StaleSourceError as StaleSourceError,
         StoreError as StoreError,
     )
-    from ._fit import (
-        fit as fit,
-        report as report,
-        unfit as unfit,
-    )
-    from ._plan import (
-        frontier as frontier,
-        plan as plan,
-    )
-    from .engine.budgeting import (
-        budget as budget,
-    )
-    from .engine.effects import (
-        allow_replay as allow_replay,
-    )
-    from .engine.scope import (
-        saving as saving,
-    )
-    from .planning import (
-        Plan as Plan,
-    )
+    from .engine.ops.facts import allow_replay as allow_replay
+    from .engine.scopes.budget import budget as budget
+    from .engine.scopes.checkpoint import checkpoint as checkpoint, checkpoint_sequential as checkpoint_sequential
+    from .engine.scopes.saving import saving as saving
+    from .fitting.fit import fit as fit, report as report, unfit as unfit
+    from .fitting.plan import frontier as frontier, plan as plan
+    from .planning import Plan as Plan
     from .policies import (
         Decision as Decision,
         EveryN as EveryN,
@@ -62,9 +44,7 @@ if TYPE_CHECKING:
         Segments as Segments,
         Selective as Selective,
     )
-    from .reporting.report import (
-        Report as Report,
-    )
+    from .reporting.report import Report as Report
 
 __version__ = "0.1.0"
 
@@ -82,18 +62,18 @@ _HOMES = {
     "ScheduleError": "_errors",
     "StaleSourceError": "_errors",
     "StoreError": "_errors",
-    "budget": "engine.budgeting",
-    "allow_replay": "engine.effects",
-    "fit": "_fit",
-    "frontier": "_plan",
-    "plan": "_plan",
+    "budget": "engine.scopes.budget",
+    "allow_replay": "engine.ops.facts",
+    "fit": "fitting.fit",
+    "frontier": "fitting.plan",
+    "plan": "fitting.plan",
     "Plan": "planning",
     "Report": "reporting.report",
-    "report": "_fit",
-    "unfit": "_fit",
-    "saving": "engine.scope",
-    "checkpoint": "_checkpoint",
-    "checkpoint_sequential": "_checkpoint",
+    "report": "fitting.fit",
+    "unfit": "fitting.fit",
+    "saving": "engine.scopes.saving",
+    "checkpoint": "engine.scopes.checkpoint",
+    "checkpoint_sequential": "engine.scopes.checkpoint",
     "Decision": "policies",
     "EveryN": "policies",
     "KeepAll": "policies",

@@ -1,4 +1,4 @@
-"""Rules that say, op by op, whether to keep what it makes or to make it again in backward.
+"""Policies: for each op, whether to keep its output or recompute it in backward.
 
 A rule is a frozen record with one method, `decide(op) -> Decision`, and sees an op only through an
 `OpInfo`. Rules hold no tensors and import no torch, so the same objects serve autograd
@@ -33,7 +33,7 @@ _KEEP, _RECOMPUTE = Decision.KEEP, Decision.RECOMPUTE  # an enum looks its membe
 class OpInfo(NamedTuple):
     """What a policy is told about one op that has just run."""
 
-    index: int  # type: ignore[assignment]  # the ops are numbered; nobody asks a record for tuple.index
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which is not used on this record
     """How many value-making ops of this scope came before it."""
     name: str
     """Namespace, op and overload, such as `"aten.mm.default"`; for chains the layer's name."""
@@ -157,7 +157,7 @@ class EveryN(Policy):
 
 @dataclass(frozen=True)
 class Selective(Policy):
-    """Keep a value once making it again would cost `min_cost_us` or more, recompute what is cheaper.
+    """Keep a value whose recompute would cost `min_cost_us` or more; recompute cheaper ones.
 
     The cost is that of the op and of everything that would be replayed before it, so chains of cheap ops
     (a residual stream) are cut when they add up. Op costs are measured when ops of that signature first
@@ -179,7 +179,7 @@ class Selective(Policy):
         return self.cost is None
 
     def decide(self, op: OpInfo) -> Decision:
-        """Keep what is dear to make again."""
+        """Keep values with a high recompute cost."""
         return _KEEP if op.recompute_us >= self.min_cost_us else _RECOMPUTE
 
     def own_cost_us(self, op: OpInfo, measured_us: float) -> float:

@@ -120,7 +120,7 @@ def test_presets_complete() -> None:
 
 
 def test_the_demo_trains_and_tells_the_truth() -> None:
-    from lowtide.cli._contest import run
+    from lowtide.cli._demo_run import run
 
     console = Console(record=True, width=120)
     table = run(layers=2, steps=2, console=console)

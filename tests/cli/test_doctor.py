@@ -15,8 +15,9 @@ import torch
 from click.testing import Result
 
 import lowtide
-from lowtide.cli import _checkup
+from lowtide.cli import _doctor_checks
 from lowtide.codecs import CODECS
+from lowtide.torch_compat import autograd, storage
 
 Command = Callable[..., Result]
 
@@ -75,11 +76,10 @@ def test_everything_works_here(found: dict[str, Any]) -> None:
 
 
 def test_a_name_that_torch_has_lost_is_named(lowtide_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowtide.engine import torch_private
 
     source = "_storage_users = torch._C._storage_Use_Count\ngone = torch._C._no_such.thing_at_all\n"
-    assert _checkup.private_names_in(source) == ["torch._C._no_such.thing_at_all", "torch._C._storage_Use_Count"]
-    monkeypatch.setattr(_checkup.inspect, "getsource", lambda module: source if module is torch_private else "")
+    assert _doctor_checks.private_names_in(source) == ["torch._C._no_such.thing_at_all", "torch._C._storage_Use_Count"]
+    monkeypatch.setattr(_doctor_checks.inspect, "getsource", lambda module: source if module is autograd else "")
     result = lowtide_command("doctor", "-q", "--json", "-")
     assert result.exit_code == 1
     document = json.loads(result.stdout)
@@ -91,9 +91,7 @@ def test_a_name_that_torch_has_lost_is_named(lowtide_command: Command, monkeypat
 def test_private_names_are_found_in_the_engine() -> None:
     import inspect
 
-    from lowtide.engine import torch_private
-
-    names = _checkup.private_names_in(inspect.getsource(torch_private))
+    names = _doctor_checks.private_names_in(inspect.getsource(autograd) + inspect.getsource(storage))
     assert "torch._C._current_graph_task_id" in names
     assert "torch.Tensor._make_subclass" in names
     assert "torch.Tensor" not in names

@@ -138,7 +138,7 @@ def test_not_even_one_sample_fits(lowtide_command: Command, own_models: Path) ->
 @pytest.mark.parametrize("largest", [0, 1, 2, 5, 7, 8, 9, 31, 32])
 @pytest.mark.parametrize("start", [1, 3, 8, 40])
 def test_the_search_finds_the_largest(largest: int, start: int) -> None:
-    from lowtide.cli._asking import search_largest
+    from lowtide.cli._search import search_largest
 
     asked: list[int] = []
 
@@ -159,7 +159,7 @@ def test_a_lossy_codec_is_used_only_if_named(lowtide_command: Command) -> None:
     for options in ((), ("--codec", "bf16"), ("--codec", "none")):
         result = lowtide_command(*words, "--budget", f"{budget}B", "--json", "-", "--quiet", *options)
         assert result.exit_code == 0, result.stderr
-        codecs[options[1:]] = {packing.codec for packing in Plan.from_json(result.stdout).packings}
+        codecs[options[1:]] = {codec_cost.codec for codec_cost in Plan.from_json(result.stdout).codec_costs}
     assert "bf16" not in codecs[()]
     assert "bf16" in codecs[("bf16",)]
     assert codecs[("none",)] == set()

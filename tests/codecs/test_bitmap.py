@@ -30,9 +30,9 @@ def test_masks_are_the_same_by_torch_ops(count: int, two: tuple[float, float]) -
     packed = pack_by_ops(bits, low, high)
     assert packed is not None
     assert pack_by_ops(torch.cat([bits, torch.tensor([7], dtype=torch.int32)]), low, high) is None
-    again = torch.empty_like(bits)
-    unpack_by_ops(packed, low, low ^ high, again)
-    assert torch.equal(again, bits)
+    released = torch.empty_like(bits)
+    unpack_by_ops(packed, low, low ^ high, released)
+    assert torch.equal(released, bits)
     if (encoded := CODECS["mask"].encode(mask)) is not None:  # a few elements are not worth it
         assert encoded.scalars == (low, low ^ high)
         assert torch.equal(encoded.parts[0], packed)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from lowtide import LowtideError
 from lowtide.codecs import CODECS, Codec, Encoded, decode
 from lowtide.codecs._contract import PIECE
-from lowtide.profiling.meter import PeakMeter
+from lowtide.profiling.peak_meter import PeakMeter
 
 from .tensors import DTYPES, from_bytes, laid_out, memory, same, tensors
 

@@ -10,7 +10,7 @@ import pytest
 
 import lowtide
 from lowtide.codecs import CODECS, names, resolve
-from lowtide.codecs.packed_bytes import Bytes
+from lowtide.codecs.lossless_bytes import Bytes
 
 EXACT = ["constant", "mask", "narrow", "sparse", "bytes"]
 LOSSY = ["bf16", "fp16", "fp8", "int8"]

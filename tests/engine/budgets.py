@@ -1,4 +1,4 @@
-"""Running steps within budgets, and rooms that evict for no reason."""
+"""Steps within budgets, and memory budgets that evict at random."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from torch.utils._pytree import tree_leaves
 
 import lowtide
 from lowtide.codecs import Chooser
-from lowtide.engine.ledger import Ledger
-from lowtide.engine.room import LEDGER, POOL, Room
-from lowtide.engine.values import Value
+from lowtide.engine.memory.budget import MemoryBudget
+from lowtide.engine.memory.ledger import Ledger
+from lowtide.engine.runtime import current_runtime
+from lowtide.engine.values.value import Value
+from tests.runtimes import ledger, pool
 
 from .steps import Step, run_step
 
 
 def fixed_bytes(model: nn.Module, batch: Any) -> int:
     """Parameters, buffers and batch, each storage once."""
-    ledger = Ledger()
-    ledger.see_all([*model.parameters(), *model.buffers(), *tree_leaves(batch)])
-    return ledger.live_bytes
+    own = Ledger()
+    own.see_all([*model.parameters(), *model.buffers(), *tree_leaves(batch)])
+    return own.live_bytes
 
 
 class above(lowtide.budget):  # noqa: N801
@@ -33,11 +35,11 @@ class above(lowtide.budget):  # noqa: N801
         super().__init__(more, **options)
         self.more = more
 
-    def _room(self) -> Room:
+    def open_budget(self) -> MemoryBudget:
         gc.collect()
-        LEDGER.see_everything()
-        self.limit_bytes = LEDGER.live_bytes + self.more
-        return super()._room()
+        ledger().see_everything()
+        self.limit_bytes = ledger().live_bytes + self.more
+        return super().open_budget()
 
 
 def step_within(model: nn.Module, batch: Any, plain: Step, share: float, **options: Any) -> tuple[Step, int]:
@@ -47,15 +49,15 @@ def step_within(model: nn.Module, batch: Any, plain: Step, share: float, **optio
     return run_step(model, batch, above(activations, **options)), fixed + activations
 
 
-class Restless(Room):
-    """A room that evicts at random before every op, as long as anything can be evicted."""
+class Restless(MemoryBudget):
+    """A memory budget that evicts at random before every op."""
 
     def __init__(self, seed: int, store: Any, chooser: Any, share: float = 0.5) -> None:
-        super().__init__(2**60, store, chooser)
+        super().__init__(current_runtime().memory(), 2**60, store, chooser)
         self.random = random.Random(seed)
         self.share = share
 
-    def clear(self, nbytes: int, what: str, strictly: bool = True) -> None:
+    def make_room(self, nbytes: int, what: str, strictly: bool = True) -> None:
         if self._evicting:
             return
 
@@ -73,13 +75,13 @@ class Restless(Room):
             ways.append(self._drop)
         if self.offloading is not None:
             ways.append(self.offloading.evict)
-        if self.compressing is not None:
-            ways.append(self.compressing.evict)
+        if self.compression is not None:
+            ways.append(self.compression.evict)
         return ways
 
 
 class restless(lowtide.budget):  # noqa: N801
-    """A budget scope with a restless room."""
+    """A budget scope that evicts at random."""
 
     def __init__(self, seed: int, share: float = 0.5, **options: Any) -> None:
         super().__init__(2**60, **options)
@@ -88,10 +90,10 @@ class restless(lowtide.budget):  # noqa: N801
         if self._chooser is not None:  # also where it does not pay
             self._chooser = Chooser(self._chooser.allowed, min_ratio=1.01, min_saved_bytes=1, min_bytes_per_second=1)
 
-    def _room(self) -> Room:
+    def open_budget(self) -> MemoryBudget:
         return Restless(self.seed, self._store, self._chooser, self.share)
 
 
 def nothing_evictable_left() -> bool:
     gc.collect()
-    return POOL.is_empty()
+    return pool().is_empty()

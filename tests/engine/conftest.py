@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lowtide.engine.room import POOL
+from tests.runtimes import pool
 
 
 @pytest.fixture(autouse=True)
-def alone_in_the_pool() -> None:
-    """What other tests leave alive is not this one's: some programs make graphs that torch itself never frees."""
-    for value in POOL.all():
-        POOL._leave(value)
-    POOL._members.clear()
+def empty_pool() -> None:
+    """Values that other tests leave alive must not be evicted: some programs make graphs that torch never frees."""
+    pool().clear()

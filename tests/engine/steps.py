@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import lowtide
-from lowtide.profiling.meter import PeakMeter
+from lowtide.profiling.peak_meter import PeakMeter
 
 
 @dataclass

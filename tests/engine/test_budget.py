@@ -13,11 +13,11 @@ from torch import nn
 
 import lowtide
 from lowtide.codecs.chooser import shared
-from lowtide.engine import eviction, watching
-from lowtide.engine.ledger import Ledger
-from lowtide.engine.room import LEDGER
-from lowtide.engine.scope import current_recorder
+from lowtide.engine.memory import eviction
+from lowtide.engine.memory.ledger import Ledger
+from lowtide.engine.runtime import current_runtime
 from lowtide.stores import DiskStore, MemoryDouble
+from tests.runtimes import current_recorder, ledger, pool
 
 from . import deep, zoo
 from .budgets import above, fixed_bytes, nothing_evictable_left, restless, step_within
@@ -160,8 +160,8 @@ def test_what_cannot_be_met_says_what_holds_the_memory() -> None:
 
 def test_what_is_too_little_from_the_start_is_said_at_once() -> None:
     held = torch.zeros(2**18)
-    LEDGER.see(held)
-    with pytest.raises(lowtide.BudgetError, match="before the first op"), lowtide.budget(held.nbytes // 2):
+    ledger().see(held)
+    with pytest.raises(lowtide.BudgetError, match="already use"), lowtide.budget(held.nbytes // 2):
         raise AssertionError("not reached")
     assert current_recorder() is None
 
@@ -204,20 +204,22 @@ def test_with_grad_disabled_nothing_is_recorded() -> None:
 
 def test_nothing_is_left_behind() -> None:
     gc.collect()
-    watching.end_if_done()  # of other tests
+    current_runtime().backward.end_if_done()  # of other tests
     model = stack(4)
     refs = []
     for module in model:
         module.register_forward_hook(lambda m, a, out: refs.append(weakref.ref(out.untyped_storage())))
     with lowtide.budget("1 TiB", **DROP_ONLY):  # nothing is evicted, so that there is something to watch
         loss = model(torch.randn(64, 256)).sum()
-    assert watching._undo  # backward is wrapped; models that other tests have fitted may wrap it too
+    assert (
+        current_runtime().backward.is_watching
+    )  # backward is wrapped; models that other tests have fitted may wrap it too
     loss.backward()
     del loss
     gc.collect()
     assert nothing_evictable_left()
-    watching.end_if_done()
-    assert not watching._undo
+    current_runtime().backward.end_if_done()
+    assert not current_runtime().backward.is_watching
     assert [r for r in refs if r() is not None] == []
 
 
@@ -262,12 +264,12 @@ def test_optimizer_state_counts() -> None:
     loss.backward()
     optimizer.step()
     gc.collect()
-    before = LEDGER.live_bytes
+    before = ledger().live_bytes
     state = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
     assert state >= 2 * sum(p.nbytes for p in model.parameters())
     optimizer.state.clear()
     gc.collect()
-    assert before - LEDGER.live_bytes == state
+    assert before - ledger().live_bytes == state
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet"])
@@ -304,7 +306,7 @@ def test_what_backward_asks_for_last_is_evicted_first() -> None:
 @pytest.mark.parametrize(
     "heuristic",
     [
-        eviction.Heuristic(wait="since used", unsaved_share=1.0),
+        eviction.Heuristic(wait="since use", unsaved_share=1.0),
         eviction.Heuristic(neighbours=False),
         eviction.Heuristic(cost=False),
     ],
@@ -313,7 +315,7 @@ def test_what_backward_asks_for_last_is_evicted_first() -> None:
 def test_any_heuristic_is_exact_and_within_the_budget(
     heuristic: eviction.Heuristic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eviction, "HEURISTIC", heuristic)
+    monkeypatch.setattr(pool(), "heuristic", heuristic)
     model = stack()
     batch = (torch.randn(2048, 256),)
     plain = run_step(model, batch)

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.engine import watching
-from lowtide.engine.eviction import Pace
-from lowtide.engine.room import Room
-from lowtide.engine.values import Value
-from lowtide.profiling.tiers import Speed
+from lowtide.engine.memory.budget import MemoryBudget
+from lowtide.engine.memory.eviction import Pace
+from lowtide.engine.runtime import current_runtime
+from lowtide.engine.values.value import Value
 from lowtide.stores import DamagedValueError, DiskStore
+from lowtide.stores.speed import Speed
 
 from ..stores.conftest import small_file_system
 from ..stores.processes import Processes
@@ -59,17 +59,17 @@ def rows() -> tuple[torch.Tensor]:
 class trusting(above):  # noqa: N801
     """A budget that takes the disk to be quicker than any op, so that it offloads whenever it can."""
 
-    def _room(self) -> Room:
-        room = super()._room()
-        if room.offloading is not None:
-            room.offloading.pace = Pace(Speed(1e15, 1e15))
-        return room
+    def open_budget(self) -> MemoryBudget:
+        memory_budget = super().open_budget()
+        if memory_budget.offloading is not None:
+            memory_budget.offloading.pace = Pace(Speed(1e15, 1e15))
+        return memory_budget
 
 
 class offloading(restless):  # noqa: N801
     """Puts everything into the store, before every op."""
 
-    def _room(self) -> Room:
+    def open_budget(self) -> MemoryBudget:
         class Offloads(Restless):
             def ways(self, value: Value) -> Sequence[Callable[[Value], None]]:
                 return [self.offloading.evict] if self.offloading is not None else []
@@ -131,10 +131,10 @@ def test_a_disk_that_is_full_from_the_start_is_not_used(small_disk: Path) -> Non
         with pytest.warns(lowtide.LowtideWarning, match="No space left") as told:
             ours, limit = within(0.4, plain, model, batch, stores=store)
         assert len(told) == 1
-        again, _ = within(0.4, plain, model, batch, stores=store)  # and says nothing a second time
+        released, _ = within(0.4, plain, model, batch, stores=store)  # and says nothing a second time
         assert_equal(plain, ours)
-        assert_equal(plain, again)
-        assert max(ours.peak_bytes, again.peak_bytes) <= limit
+        assert_equal(plain, released)
+        assert max(ours.peak_bytes, released.peak_bytes) <= limit
         report = lowtide.report().budget
         assert report is not None
         assert report.values_offloaded == 0
@@ -153,8 +153,8 @@ def test_a_damaged_block_is_an_error_that_names_the_op(tmp_path: Path, hinted: b
         store.flush()
         assert store.stats().values > LAYERS // 2
         fd = store._spooler.file.fd
-        place = store.stats().file_bytes // 2 + 12345
-        os.pwrite(fd, bytes([os.pread(fd, 1, place)[0] ^ 1]), place)  # a single bit
+        location = store.stats().file_bytes // 2 + 12345
+        os.pwrite(fd, bytes([os.pread(fd, 1, location)[0] ^ 1]), location)  # a single bit
         if hinted:
             tickets = [t for t in gc.get_objects() if type(t).__name__ == "_DiskTicket" and t._store is store]
             for ticket in tickets:
@@ -213,7 +213,7 @@ def test_an_exception_leaves_no_value_on_the_disk_and_no_wrapper(tmp_path: Path,
         store.flush()
         stats = store.stats()
         assert (stats.values, stats.stored_bytes, stats.resident_bytes) == (0, 0, 0)
-        watching.end_if_done()
+        current_runtime().backward.end_if_done()
         assert torch.autograd._engine_run_backward is original  # type: ignore[attr-defined]
     model.zero_grad(set_to_none=True)
     assert_equal(run_step(model, batch), run_step(model, batch, restless(3, stores=None, codecs=None)))

@@ -167,7 +167,7 @@ def test_hooks_on_leaves_fire_once() -> None:
 
 
 def test_it_saves_memory() -> None:
-    from lowtide.profiling.meter import PeakMeter
+    from lowtide.profiling.peak_meter import PeakMeter
 
     x = torch.randn(1000, requires_grad=True)
 

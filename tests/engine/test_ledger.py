@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.engine.ledger import Ledger
+from lowtide.engine.memory.ledger import Ledger
 
 
 def test_fake_and_meta_tensors_take_no_bytes() -> None:

@@ -20,8 +20,8 @@ from torch import nn
 import lowtide
 from lowtide.codecs import CODECS, Chooser, Codec, Encoded
 from lowtide.codecs._contract import Packed
-from lowtide.engine.room import Room
-from lowtide.engine.values import Value
+from lowtide.engine.memory.budget import MemoryBudget
+from lowtide.engine.values.value import Value
 
 from .budgets import Restless, nothing_evictable_left, restless
 
@@ -37,10 +37,10 @@ class compressing(restless):  # noqa: N801
         wanted = [c for c in chosen if isinstance(c, Codec) and not c.exact]
         self._chooser = Chooser(wanted, min_ratio=1.01, min_saved_bytes=1, min_bytes_per_second=1)
 
-    def _room(self) -> Room:
+    def open_budget(self) -> MemoryBudget:
         class Compresses(Restless):
             def ways(self, value: Value) -> Sequence[Callable[[Value], None]]:
-                return [self.compressing.evict] if self.compressing is not None else []
+                return [self.compression.evict] if self.compression is not None else []
 
         return Compresses(self.seed, None, self._chooser, self.share)
 

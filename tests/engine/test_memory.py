@@ -15,13 +15,17 @@ import transformers
 from torch import nn
 
 import lowtide
-from lowtide.engine import replay, values
-from lowtide.profiling.meter import PeakMeter
+from lowtide.engine.values.handles import Handle, Kept
+from lowtide.engine.values.recipe import Recipe
+from lowtide.engine.values.storage_table import StorageEntry
+from lowtide.engine.values.value import Origin, Value
+from lowtide.engine.values.view import Ref
+from lowtide.profiling.peak_meter import PeakMeter
 
 from .steps import assert_equal, every_rule, run_step
 from .zoo import ZOO, build
 
-OURS = (values.Value, values.Recipe, values.Ref, values.Kept, values.StorageEntry, values.Origin, replay.Handle)
+OURS = (Value, Recipe, Ref, Kept, StorageEntry, Origin, Handle)
 
 
 def ours_alive() -> int:
@@ -133,8 +137,8 @@ def test_an_exception_in_backward_inside_the_scope() -> None:
         y.register_hook(broken)
         with pytest.raises(ValueError, match="broken"):
             y.tanh().square().sum().backward()
-        again = x.cos().exp().sum()
-        again.backward()
+        released = x.cos().exp().sum()
+        released.backward()
     assert torch._C._len_torch_dispatch_stack() == 0
     assert torch.equal(x.grad, torch.autograd.grad(x.cos().exp().sum(), x)[0])
 
@@ -167,11 +171,11 @@ def test_a_loop_of_steps_inside_one_scope_does_not_grow() -> None:
 
 
 def test_many_models_in_one_scope_leave_no_trace() -> None:
-    from lowtide.engine.modules import Map
+    from lowtide.engine.recording.module_tracker import _ModuleNames
 
     def maps() -> int:
         gc.collect()
-        return sum(type(o) is Map for o in gc.get_objects())
+        return sum(type(o) is _ModuleNames for o in gc.get_objects())
 
     before = maps()
     x = torch.randn(2, 4, requires_grad=True)

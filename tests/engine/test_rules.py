@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import lowtide
-from lowtide.engine import costs, course
-from lowtide.engine.layers import layers_of, repeated_blocks
+from lowtide.engine.ops import timing
+from lowtide.engine.recording.layers import layers_of, repeated_blocks
 
 K, R = lowtide.Decision.KEEP, lowtide.Decision.RECOMPUTE
 
@@ -240,8 +240,7 @@ def test_selective_measures_by_default() -> None:
     policy = lowtide.Selective()
     assert policy.min_cost_us == 100
     for _ in range(20):  # a busy machine may be slow at all three runs that are timed
-        costs._measured.clear()
-        course._ways.clear()
+        timing._measured.clear()
         for _ in range(4):  # the first runs are warm-up
             with lowtide.saving(policy):
                 big = (a @ a).sin()

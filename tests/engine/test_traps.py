@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide
-from lowtide.engine.effects import facts_of
-from lowtide.profiling.meter import PeakMeter
+from lowtide.engine.ops.facts import facts_of
+from lowtide.profiling.peak_meter import PeakMeter
 
 NONE = lowtide.KeepNone()
 aten = torch.ops.aten
@@ -82,7 +82,7 @@ def test_statistics_that_change_between_forward_and_backward_do_not_matter_in_tr
 
 def test_a_view_that_does_not_fit_is_an_error_not_garbage() -> None:
     """`Tensor.set_` grows a storage that is too small; the engine must never let it."""
-    from lowtide.engine.values import view_of
+    from lowtide.engine.values.view import view_of
 
     base = torch.zeros(4)
     with pytest.raises(lowtide.ReplayMismatchError, match="does not fit into 16 bytes"):

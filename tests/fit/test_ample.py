@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.engine.scope import current_recorder
-from lowtide.fitting.steps import OPEN
+from tests.runtimes import current_recorder, open_steps
 
 from ..engine.steps import assert_equal, run_step
 from .test_fit import DROP_ONLY, stack
@@ -45,7 +44,7 @@ def test_steps_that_keep_everything_are_left_alone() -> None:
     assert model.recorded == [True] * 6 + [False] * 3
     report = lowtide.report(model)
     assert (report.steps, report.online_steps) == (9, 1)
-    assert not OPEN
+    assert not open_steps()
     lowtide.unfit(model)
 
 
@@ -74,14 +73,14 @@ def test_failures_and_steps_without_backward_leave_nothing() -> None:
     model.fails = True
     with pytest.raises(OSError, match="as planned"):
         model(x)
-    assert not OPEN
+    assert not open_steps()
     model.fails = False
     for _ in range(3):
         model(x)
-    assert len(OPEN) == 1
+    assert len(open_steps()) == 1
     model.zero_grad()
     assert_equal(plain, run_step(model, (x,)))
-    assert not OPEN
+    assert not open_steps()
     lowtide.unfit(model)
 
 

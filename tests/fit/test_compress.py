@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide._plan import profile
-from lowtide.codecs import CODECS
-from lowtide.engine.room import LEDGER
-from lowtide.planning import Packing
-from lowtide.profiling import packings
-from lowtide.trace import Trace
+from lowtide.codecs import CODECS, costs
+from lowtide.fitting.plan import profile
+from lowtide.planning import CodecCost
+from lowtide.records import Trace
+from tests.runtimes import ledger
 
 from ..engine import deep
 from ..engine.steps import assert_close, assert_equal, run_step
@@ -43,15 +42,17 @@ class Gated(nn.Module):
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Codecs are taken to be quicker than any op, so that plans use them."""
-    measure = packings.measure_packing
+    measure = costs.measure_codec_cost
 
-    def at_once(*args: Any, **kwargs: Any) -> Packing | None:
-        packing = measure(*args, **kwargs)
-        if packing is None:
+    def at_once(*args: Any, **kwargs: Any) -> CodecCost | None:
+        codec_cost = measure(*args, **kwargs)
+        if codec_cost is None:
             return None
-        return replace(packing, pack_s=0.0, pack_s_per_byte=1e-13, unpack_s=0.0, unpack_s_per_byte=1e-13)
+        return replace(
+            codec_cost, compress_s=0.0, compress_s_per_byte=1e-13, decompress_s=0.0, decompress_s_per_byte=1e-13
+        )
 
-    monkeypatch.setattr(packings, "measure_packing", at_once)
+    monkeypatch.setattr(costs, "measure_codec_cost", at_once)
     yield
     measure.cache_clear()
 
@@ -67,7 +68,7 @@ def test_masks_are_packed_and_nothing_is_lost(quick: None) -> None:
     report = lowtide.report(model)
     assert report.plan is not None
     assert report.plan.compress
-    assert {packing.codec for packing in report.plan.packings} == {"mask"}
+    assert {codec_cost.codec for codec_cost in report.plan.codec_costs} == {"mask"}
     scope = lowtide.report()
     assert scope.values_compressed >= len(report.plan.compress)  # type: ignore[union-attr]
     assert "compressed" in str(scope)
@@ -129,7 +130,7 @@ def test_scaled_dropout_masks_are_packed_and_nothing_is_lost(quick: None) -> Non
     report = lowtide.report(model)
     assert report.plan is not None
     assert any(report.plan.op_names[j] == "aten.div_.Scalar" for j in report.plan.compress)
-    assert any(packing.binary for packing in report.plan.packings)
+    assert any(codec_cost.binary for codec_cost in report.plan.codec_costs)
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes is not None
     assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.03 * report.measured_peak_bytes
@@ -154,18 +155,18 @@ def test_a_mask_that_turns_out_to_have_more_elements_is_kept_or_goes_to_the_next
     torch.manual_seed(0)
     model, batch = Fickle(), (torch.randn(2048, 256),)
     model.scale = torch.tensor(1.5)  # an op of the same name
-    LEDGER.see_everything()
+    ledger().see_everything()
     plan = lowtide.plan(model, batch, 2**60)
     masks = tuple(j for j, name in enumerate(plan.op_names) if name == "aten.mul_.Tensor")
     assert len(masks) == 4
     allowed = ("mask", "bf16") if codecs == "bf16" else ("mask",)
-    ways = (packings.measure_packing("mask", "float32", binary=True), packings.measure_packing("bf16", "float32"))
+    ways = (costs.measure_codec_cost("mask", "float32", binary=True), costs.measure_codec_cost("bf16", "float32"))
     plan = replace(
         plan,
         offload=masks,
-        written_by=tuple(j + 1 for j in masks),
+        written_before=tuple(j + 1 for j in masks),
         compress=masks,
-        packings=tuple(way for way in ways if way is not None and way.codec in allowed),
+        codec_costs=tuple(way for way in ways if way is not None and way.codec in allowed),
     )
     lowtide.fit(model, plan=plan, codecs=allowed, budget=2**60)
     for scale, packed in ((torch.tensor(1.5), 4), (torch.rand(256), 4 if codecs == "bf16" else 0)):
@@ -200,17 +201,18 @@ def test_a_lossy_codec_that_is_named(name: str, quick: None) -> None:
 
 def test_a_lossy_codec_that_is_not_named_is_never_used(quick: None) -> None:
     model, batch = deep.build("gpt2")
-    LEDGER.see_everything()
+    ledger().see_everything()
     half = lowtide.plan(model, batch, 2**60).plain_peak_bytes // 2
     assert not any(
-        packing.codec in ("bf16", "fp16", "fp8", "int8") for packing in lowtide.plan(model, batch, half).packings
+        codec_cost.codec in ("bf16", "fp16", "fp8", "int8")
+        for codec_cost in lowtide.plan(model, batch, half).codec_costs
     )
-    assert not lowtide.plan(model, batch, half, codecs=None).packings
+    assert not lowtide.plan(model, batch, half, codecs=None).codec_costs
 
 
 def test_a_plan_needs_its_codecs(quick: None, tmp_path: Path) -> None:
     model, batch = deep.build("gpt2")
-    LEDGER.see_everything()
+    ledger().see_everything()
     half = lowtide.plan(model, batch, 2**60).plain_peak_bytes // 2
     plan = lowtide.plan(model, batch, half, codecs="bf16")
     assert plan.compress
@@ -226,20 +228,20 @@ def test_a_plan_needs_its_codecs(quick: None, tmp_path: Path) -> None:
 
 def test_nothing_stays_after_a_step_an_exception_or_a_dropped_graph(quick: None) -> None:
     model, batch = deep.build("gpt2")
-    LEDGER.see_everything()
+    ledger().see_everything()
     half = lowtide.plan(model, batch, 2**60).plain_peak_bytes // 2
     plan = lowtide.plan(model, batch, half, codecs="bf16")
     lowtide.fit(model, plan=plan, codecs="bf16", budget=2**60)
     run_step(model, batch)
     model.zero_grad(set_to_none=True)
     gc.collect()
-    LEDGER.see_everything()
-    before = LEDGER.live_bytes
+    ledger().see_everything()
+    before = ledger().live_bytes
 
     loss = model(**batch).loss
     del loss
     gc.collect()
-    assert LEDGER.live_bytes == before
+    assert ledger().live_bytes == before
 
     def fails(*_: Any) -> None:
         raise RuntimeError("in the middle")
@@ -250,7 +252,7 @@ def test_nothing_stays_after_a_step_an_exception_or_a_dropped_graph(quick: None)
     hook.remove()
     model.zero_grad(set_to_none=True)
     gc.collect()
-    assert LEDGER.live_bytes == before
+    assert ledger().live_bytes == before
     lowtide.unfit(model)
 
 
@@ -259,21 +261,23 @@ def test_nothing_stays_after_a_step_an_exception_or_a_dropped_graph(quick: None)
 @pytest.mark.parametrize("binary", [False, True])
 def test_a_fixed_size_is_what_the_codec_takes(codec: str, count: int, binary: bool) -> None:
     for dtype in (torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        packing = packings.measure_packing(codec, str(dtype).removeprefix("torch."), binary=binary)
+        codec_cost = costs.measure_codec_cost(codec, str(dtype).removeprefix("torch."), binary=binary)
         content = torch.randn(count)
         encoded = CODECS[codec].encode((content > 0 if dtype is torch.bool or binary else content).to(dtype))
-        if packing is None or encoded is None:  # what it would not make smaller it leaves alone
-            assert packing is None or packing.packed_bytes(count * dtype.itemsize) + 16 >= count * dtype.itemsize
+        if codec_cost is None or encoded is None:  # what it would not make smaller it leaves alone
+            assert (
+                codec_cost is None or codec_cost.compressed_bytes(count * dtype.itemsize) + 16 >= count * dtype.itemsize
+            )
             continue
         taken = sum(part.untyped_storage().nbytes() for part in encoded.parts)
-        assert packing.packed_bytes(count * dtype.itemsize) == taken
+        assert codec_cost.compressed_bytes(count * dtype.itemsize) == taken
 
 
 def test_measuring_a_codec_draws_nothing() -> None:
-    packings.measure_packing.cache_clear()
+    costs.measure_codec_cost.cache_clear()
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    assert packings.measure_packing("bf16", "float32") is not None
+    assert costs.measure_codec_cost("bf16", "float32") is not None
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -281,7 +285,7 @@ def test_a_plan_on_the_shelf_serves_only_those_who_allow_its_codecs(quick: None,
     def packed_steps(codecs: str | None) -> int:
         model, batch = deep.build("gpt2")
         gc.collect()
-        LEDGER.see_everything()
+        ledger().see_everything()
         lowtide.fit(model, budget=limit, codecs=codecs, cache=tmp_path)
         packed = 0
         for _ in range(3):
@@ -292,7 +296,7 @@ def test_a_plan_on_the_shelf_serves_only_those_who_allow_its_codecs(quick: None,
 
     model, batch = deep.build("gpt2")
     gc.collect()
-    LEDGER.see_everything()
+    ledger().see_everything()
     limit = int(0.75 * lowtide.plan(model, batch, 2**60).plain_peak_bytes)
     del model, batch
     assert packed_steps("bf16") > 0

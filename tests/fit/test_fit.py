@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.engine.room import LEDGER
-from lowtide.engine.scope import current_recorder
+from lowtide.engine.runtime import current_runtime
 from lowtide.fitting import registry
-from lowtide.fitting.steps import OPEN
+from tests.runtimes import current_recorder, ledger, open_steps
 
 from ..engine import deep, zoo
 from ..engine.budgets import fixed_bytes
@@ -35,8 +34,8 @@ def fitted_steps(model: nn.Module, batch: Any, limit: int, steps: int = 4, **opt
 
     def before_forward(*args: Any) -> None:
         gc.collect()
-        LEDGER.see_everything()
-        state.limit_bytes = limit + LEDGER.live_bytes - fixed
+        ledger().see_everything()
+        state.limit_bytes = limit + ledger().live_bytes - fixed
         begin(*args)
 
     state.before_forward = before_forward  # type: ignore[method-assign]
@@ -105,9 +104,9 @@ class Loop:
 
 def tight(model: nn.Module, rows: int = 512) -> int:
     """A budget for `stack` at which much has to be recomputed, above all that is alive now."""
-    LEDGER.see_everything()
+    ledger().see_everything()
     parameters = sum(p.nbytes for p in model.parameters())
-    return LEDGER.live_bytes + 3 * parameters + 9 * rows * 64 * 4
+    return ledger().live_bytes + 3 * parameters + 9 * rows * 64 * 4
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
@@ -118,7 +117,7 @@ def test_training_goes_the_same_way(accumulate: int) -> None:
     assert ours.run(accumulate) == expected
     report = lowtide.report(ours.model)
     assert report.steps == len(expected)
-    assert report.kinds_of_steps >= 2
+    assert report.step_signatures >= 2
     assert report.measured_peak_bytes is None or report.measured_peak_bytes <= report.budget_bytes
     lowtide.unfit(ours.model)
 
@@ -254,10 +253,10 @@ def test_plans_are_kept_from_run_to_run(tmp_path: Path) -> None:
     assert online == 1
     (path,) = (tmp_path / "plans").iterdir()
     assert path.stat().st_mode & 0o077 == 0
-    again, online = train(1, budgets[0])
+    released, online = train(1, budgets[0])
     assert online == 0
     assert made is not None
-    assert again == made
+    assert released == made
     path.write_text(path.read_text()[:100])
     with pytest.warns(lowtide.LowtideWarning, match="passed over"):
         _, online = train(1, budgets[0])
@@ -319,7 +318,7 @@ def test_an_exception_in_backward_ends_the_step() -> None:
     for _ in range(3):
         with pytest.raises(OSError, match="as planned"):
             Fails.apply(model(x)).sum().backward()
-        assert not OPEN
+        assert not open_steps()
         assert current_recorder() is None
     for _ in range(3):
         assert_equal(expected, run_step(model, (x,)))
@@ -333,9 +332,9 @@ def test_steps_without_a_backward_do_not_pile_up() -> None:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # so recording ends with the call
             model(torch.randn(4, 64))
         gc.collect()
-    assert len(OPEN) == 1
+    assert len(open_steps()) == 1
     lowtide.unfit(model)
-    assert not OPEN
+    assert not open_steps()
 
 
 def test_the_model_is_the_same_object_with_the_same_state() -> None:
@@ -358,16 +357,16 @@ def test_the_model_is_the_same_object_with_the_same_state() -> None:
 
 def test_nothing_is_left_behind() -> None:
     gc.collect()
-    lowtide.engine.watching.end_if_done()  # what other tests threw away
+    current_runtime().backward.end_if_done()  # what other tests threw away
     original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
     model = stack(3)
     lowtide.fit(model, budget="1 GiB")
     model(torch.randn(4, 64)).sum().backward()
     lowtide.unfit(model)
     gc.collect()
-    lowtide.engine.watching.end_if_done()
+    current_runtime().backward.end_if_done()
     assert torch.autograd._engine_run_backward is original  # type: ignore[attr-defined]
-    assert not OPEN
+    assert not open_steps()
 
 
 @pytest.mark.parametrize(
@@ -389,8 +388,8 @@ def test_the_smallest_budget_that_an_error_names_works() -> None:
     model, batch = deep.build("llama")
     plain = run_step(model, batch)
     gc.collect()
-    LEDGER.see_everything()
-    beside = LEDGER.live_bytes - fixed_bytes(model, batch)
+    ledger().see_everything()
+    beside = ledger().live_bytes - fixed_bytes(model, batch)
     with pytest.raises(lowtide.BudgetError) as caught:
         lowtide.plan(model, batch, "1 KiB")
     assert caught.value.smallest_bytes is not None

@@ -15,14 +15,13 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.engine import offloading
-from lowtide.engine.eviction import Pace
-from lowtide.engine.room import LEDGER
-from lowtide.fitting import solving
+from lowtide.engine.memory.eviction import Pace
+from lowtide.engine.runtime import current_runtime
 from lowtide.planning import Link
-from lowtide.profiling.tiers import Speed, Trips
 from lowtide.stores import DiskStore
 from lowtide.stores._spill_file import SpillFile
+from lowtide.stores.speed import Speed, TransferCosts
+from tests.runtimes import ledger
 
 from ..engine import deep
 from ..engine.steps import assert_equal, run_step
@@ -31,8 +30,8 @@ from .test_fit import fitted_steps
 
 
 def take_to_be_quick(store: DiskStore) -> None:
-    offloading._paces[store] = Pace(Speed(1e12, 1e12))
-    solving._trips[store] = Trips(0.0, 0.0, 0.0, 1e12, 1e12, 0.0, 0.0)
+    costs = TransferCosts(0.0, 0.0, 0.0, 1e12, 1e12, 0.0, 0.0)
+    current_runtime().memory().set_store_costs(store, Pace(Speed(1e12, 1e12)), costs)
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def test_held_predicted_and_exact(name: str, disk: DiskStore) -> None:
     assert report.online_steps == 1
     assert report.plan is not None
     assert report.plan.offload
-    assert report.plan.reads_ahead
+    assert report.plan.prefetches
     assert disk.stats().prefetch_hits > 0
     assert lowtide.report().values_offloaded > 0
     assert report.predicted_peak_bytes is not None
@@ -103,14 +102,14 @@ def test_a_disk_that_is_slower_than_expected_costs_time_only(disk: DiskStore, mo
 def test_a_full_disk_costs_memory_once_and_is_not_planned_with_again(small_disk: Path) -> None:
     model, batch = deep.build("gpt2")
     plain = run_step(model, batch)
-    LEDGER.see_everything()
+    ledger().see_everything()
     with DiskStore(small_disk, threads=1) as store, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         take_to_be_quick(store)
-        limit = LEDGER.live_bytes + int(0.4 * plain.peak_bytes)
+        limit = ledger().live_bytes + int(0.4 * plain.peak_bytes)
         plan = lowtide.plan(model, batch, limit, stores=store, codecs=None)
         assert plan.offload
-        assert plan.reads_ahead
+        assert plan.prefetches
         lowtide.fit(model, plan=plan, stores=store, codecs=None)
         for _ in range(4):
             assert_equal(plain, run_step(model, batch))
@@ -124,7 +123,7 @@ def test_a_full_disk_costs_memory_once_and_is_not_planned_with_again(small_disk:
 
 def test_a_plan_needs_its_store(disk: DiskStore) -> None:
     model, batch = deep.build("gpt2")
-    LEDGER.see_everything()
+    ledger().see_everything()
     plain = lowtide.plan(model, batch, 2**60).plain_peak_bytes
     plan = lowtide.plan(model, batch, int(0.5 * plain), stores=disk)
     assert plan.offload
@@ -147,7 +146,7 @@ def test_an_exception_in_forward_leaves_nothing_on_the_disk(disk: DiskStore) -> 
             return x.square().mean()
 
     model, x = Fails(), torch.randn(512, 256)
-    LEDGER.see_everything()
+    ledger().see_everything()
     plain = lowtide.plan(model, x, 2**60).plain_peak_bytes
     plan = lowtide.plan(model, x, int(0.8 * plain), stores=disk)
     assert plan.offload
@@ -183,10 +182,10 @@ def test_what_is_overwritten_while_it_is_being_written_is_waited_for(
             return loss + x.sum() * 0
 
     model = Model()
-    LEDGER.see_everything()
+    ledger().see_everything()
     plan = lowtide.plan(model, x, 2**60)
     exp = plan.op_names.index("aten.exp.default")
-    plan = replace(plan, offload=(exp,), written_by=(len(plan.keep),), link=Link("disk", 1e9, 1e9))
+    plan = replace(plan, offload=(exp,), written_before=(len(plan.keep),), link=Link("disk", 1e9, 1e9))
     slow_down(monkeypatch, 0.3)
     for overwrites in (False, True):
         model.overwrites = overwrites

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide._plan import profile
-from lowtide.engine.room import LEDGER
+from lowtide.fitting.plan import profile
 from lowtide.planning import simulate
+from tests.runtimes import ledger
 
 from ..engine import deep
 from ..engine.budgets import fixed_bytes
@@ -39,15 +39,15 @@ def test_nothing_changes(with_gradients: bool) -> None:
 def test_a_plan_is_obeyed_from_the_first_step(tmp_path: Path) -> None:
     model, batch = deep.build("gpt2")
     plain = run_step(model, batch)
-    LEDGER.see_everything()
+    ledger().see_everything()
     trace = profile(model, batch)
     limit = int(0.6 * trace.peak_bytes)
     plan = lowtide.plan(model, batch, limit)
     assert plan.predicted_peak_bytes <= limit
     plan.save(tmp_path / "plan.json")
-    again = type(plan).load(tmp_path / "plan.json")
-    assert again == plan
-    lowtide.fit(model, plan=again)
+    released = type(plan).load(tmp_path / "plan.json")
+    assert released == plan
+    lowtide.fit(model, plan=released)
     step = run_step(model, batch)
     assert_equal(plain, step)
     report = lowtide.report(model)
@@ -109,11 +109,11 @@ def test_a_profile_within_a_tight_budget_is_like_a_free_one(name: str) -> None:
     model, batch = deep.build(name)
     plain = run_step(model, batch)
     free = profile(model, batch)
-    LEDGER.see_everything()
-    limit = LEDGER.live_bytes - fixed_bytes(model, batch) + int(0.5 * plain.peak_bytes)
+    ledger().see_everything()
+    limit = ledger().live_bytes - fixed_bytes(model, batch) + int(0.5 * plain.peak_bytes)
     tight = profile(model, batch, limit_bytes=limit)
     replayed = lowtide.report().replayed_ops
     assert replayed > 0
     assert tight.fingerprint == free.fingerprint
-    assert [ask.other_bytes for ask in tight.asks] == [ask.other_bytes for ask in free.asks]
+    assert [unpack.other_bytes for unpack in tight.unpacks] == [unpack.other_bytes for unpack in free.unpacks]
     assert [op.other_bytes for op in tight.ops] == [op.other_bytes for op in free.ops]

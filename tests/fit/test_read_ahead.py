@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide._plan import profile
-from lowtide.engine.room import LEDGER
+from lowtide.fitting.plan import profile
 from lowtide.planning import Link, Plan, simulate, solve
+from lowtide.records import Trace
 from lowtide.stores import DamagedValueError, DiskStore, MemoryDouble, Store
 from lowtide.stores._spill_file import SpillFile
-from lowtide.trace import Trace
+from tests.runtimes import ledger
 
 LINK = Link("disk", 1e9, 1e9)
 LAYERS = 5
@@ -50,17 +50,17 @@ def _fail(gradient: torch.Tensor) -> None:
     raise RuntimeError("no")
 
 
-def by_name(trace: Trace, names: tuple[str, ...], *, read_after: Any = None) -> Plan:
+def by_name(trace: Trace, names: tuple[str, ...], *, prefetch_after: Any = None) -> Plan:
     """A plan that keeps everything, and what these ops make on the disk; each is read when the one after it is."""
     ops = [j for j, op in enumerate(trace.ops) if op.name in names]
-    written_by = {j: min(len(trace.ops), trace.values[trace.ops[j].outputs[0]].dies + 1) for j in ops}
-    reads = read_after or dict(zip(ops, [*ops[1:], -1], strict=True))
-    simulated = simulate(trace, [True] * len(trace.ops), (), written_by, LINK, read_after=reads)
+    written_before = {j: min(len(trace.ops), trace.values[trace.ops[j].outputs[0]].user_holds_until + 1) for j in ops}
+    reads = prefetch_after or dict(zip(ops, [*ops[1:], -1], strict=True))
+    simulated = simulate(trace, [True] * len(trace.ops), (), written_before, LINK, prefetch_after=reads)
     return replace(
         solve(trace, 2**60),
-        offload=tuple(written_by),
-        written_by=tuple(written_by.values()),
-        read_after=tuple(reads.get(j, j) for j in written_by),
+        offload=tuple(written_before),
+        written_before=tuple(written_before.values()),
+        prefetch_after=tuple(reads.get(j, j) for j in written_before),
         link=LINK,
         predicted_peak_bytes=simulated.peak_bytes,
     )
@@ -68,9 +68,9 @@ def by_name(trace: Trace, names: tuple[str, ...], *, read_after: Any = None) -> 
 
 def fitted(store: Store) -> tuple[Layers, torch.Tensor, Plan]:
     model, x = Layers(), torch.randn(512, 256)
-    LEDGER.see_everything()
+    ledger().see_everything()
     plan = by_name(profile(model, x), ("aten.tanh.default",))
-    assert len(plan.reads_ahead) == LAYERS
+    assert len(plan.prefetches) == LAYERS
     lowtide.fit(model, plan=plan, budget=2**60, stores=store, codecs=None)
     return model, x, plan
 
@@ -221,7 +221,7 @@ def test_a_second_backward_pass_finds_everything(disk: DiskStore) -> None:
 
 def test_a_store_that_reads_little_ahead_is_enough(tmp_path: Path) -> None:
     """What does not fit into what the store reads ahead is read when it is needed."""
-    with DiskStore(tmp_path, max_ahead_bytes=1000) as store:
+    with DiskStore(tmp_path, max_prefetch_bytes=1000) as store:
         model, x, _ = fitted(store)
         assert_same(gradients(model, x), expected(x))
         assert store.stats().prefetch_hits == 0
@@ -238,12 +238,12 @@ def test_its_memory_is_counted_also_where_a_formula_is_left_alone(disk: DiskStor
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             large = torch.tanh(x).repeat(64, 1).sigmoid()
             a, b = (x + large.mean()).exp(), y.exp()
-            a.register_hook(lambda gradient: seen.append(LEDGER.live_bytes))
+            a.register_hook(lambda gradient: seen.append(ledger().live_bytes))
             return torch.cdist(a, b, p=3.0).sum()
 
     model = Distances()
     x, y = torch.randn(256, 64, requires_grad=True), torch.randn(256, 64, requires_grad=True)
-    LEDGER.see_everything()
+    ledger().see_everything()
     trace = profile(model, (x, y))
     names = [op.name for op in trace.ops]
     first, second = (j for j, name in enumerate(names) if name == "aten.exp.default")
@@ -251,7 +251,7 @@ def test_its_memory_is_counted_also_where_a_formula_is_left_alone(disk: DiskStor
     nbytes = trace.values[trace.ops[large].outputs[0]].nbytes
     live = {}
     for event in (large, first, second):  # not ahead, and after each of those that the formula asks for
-        plan = by_name(trace, ("aten.exp.default", "aten.sigmoid.default"), read_after={large: event})
+        plan = by_name(trace, ("aten.exp.default", "aten.sigmoid.default"), prefetch_after={large: event})
         x.grad = y.grad = None
         lowtide.fit(model, plan=plan, budget=2**60, stores=disk, codecs=None)
         seen.clear()

@@ -14,17 +14,15 @@ import pytest
 import torch
 
 import lowtide
-from lowtide._plan import profile
-from lowtide.engine.planned import Gauge
-from lowtide.engine.replay import Handle
-from lowtide.engine.room import LEDGER
-from lowtide.engine.torch_private import storage_key
-from lowtide.engine.values import Kept
-from lowtide.planning import Link, Packing, Plan, Problem, Simulator, simulate, solve
-from lowtide.planning.turns import from_plan, settled, to_plan
-from lowtide.profiling.packings import measure_packing
+from lowtide.codecs.costs import measure_codec_cost
+from lowtide.engine.strategies.planned import StepMeter
+from lowtide.engine.values.handles import Handle, Kept
+from lowtide.fitting.plan import profile
+from lowtide.planning import CodecCost, Link, Plan, Problem, Simulator, simulate, solve
+from lowtide.records import Trace
 from lowtide.stores import DiskStore
-from lowtide.trace import Trace
+from lowtide.torch_compat import storage_key
+from tests.runtimes import ledger
 
 from ..engine import deep
 from ..engine.steps import assert_close, assert_equal, run_step
@@ -32,10 +30,10 @@ from ..engine.steps import assert_close, assert_equal, run_step
 LINK = Link("disk", out_bytes_per_s=1e9, in_bytes_per_s=1e9, least_bytes=1)
 
 
-def packings() -> tuple[Packing, ...]:
+def codec_costs() -> tuple[CodecCost, ...]:
     """Floats in half the bytes, bools in an eighth; values of any size, to have many."""
-    found = measure_packing("bf16", "float32"), measure_packing("mask", "bool")
-    return tuple(replace(packing, least_bytes=1) for packing in found if packing is not None)
+    found = measure_codec_cost("bf16", "float32"), measure_codec_cost("mask", "bool")
+    return tuple(replace(codec_cost, least_bytes=1) for codec_cost in found if codec_cost is not None)
 
 
 def random_plan(
@@ -44,47 +42,38 @@ def random_plan(
     share: float,
     twice: float,
     away: float,
-    packed: tuple[Packing, ...] = (),
+    packed: tuple[CodecCost, ...] = (),
     ahead: float = 0.0,
-    turn: float = 0.0,
 ) -> Plan:
-    """A plan that keeps some ops and recomputes others, some again and again; some of the kept wait elsewhere.
-
-    Of those in a store some are read ahead, from some moment on. What some recompute rests for a part of backward only.
-    """
+    """A plan with random decisions: some values are kept, recomputed, released, offloaded, prefetched or compressed."""
     rng = random.Random(seed)
     keep = tuple(op.pinned is not None or rng.random() < share for op in trace.ops)
-    again = tuple(j for j, kept in enumerate(keep) if not kept and rng.random() < twice)
+    released = tuple(j for j, kept in enumerate(keep) if not kept and rng.random() < twice)
     problem = Problem(trace, None if packed else LINK, packed)
-    keep = tuple(bool(kept) for kept in problem.obeyed(keep))
-    again = tuple(j for j in again if not keep[j])
-    turning = [j for j, kept in enumerate(keep) if not kept and rng.random() < turn]
-    turns = settled(problem, keep, {j: sorted(rng.sample(range(problem.n_asks), rng.randint(1, 3))) for j in turning})
+    keep = tuple(bool(kept) for kept in problem.effective_decisions(keep))
+    released = tuple(j for j in released if not keep[j])
     offload = {j for j, kept in enumerate(keep) if kept and problem.offloadable[j] and rng.random() < away}
     while True:
         try:
-            simulated = Simulator(problem).run(
-                keep, again, turns=turns, offload=offload, max_replays=20 * len(trace.ops)
-            )
+            simulated = Simulator(problem).run(keep, released, offload=offload, max_replays=20 * len(trace.ops))
             break
         except RuntimeError:  # too many replays
-            again, turns = again[::2], dict(list(turns.items())[::2])
-    events = [-1, *simulated.written_by]
-    read_after = {j: rng.choice(events) if rng.random() < ahead else j for j in simulated.written_by}
-    reads = {j: event for j, event in read_after.items() if event != j}
-    simulated = simulate(trace, keep, again, simulated.written_by, problem.link, packed, reads, turns)
+            released = released[::2]
+    events = [-1, *simulated.written_before]
+    prefetch_after = {j: rng.choice(events) if rng.random() < ahead else j for j in simulated.written_before}
+    reads = {j: event for j, event in prefetch_after.items() if event != j}
+    simulated = simulate(trace, keep, released, simulated.written_before, problem.link, packed, reads)
     plan = solve(trace, 2**60)
     return replace(
         plan,
         keep=keep,
-        again=again,
-        turns=to_plan(problem, turns),
-        offload=tuple(simulated.written_by),
-        written_by=tuple(simulated.written_by.values()),
-        read_after=tuple(read_after.values()),
-        compress=tuple(j for j in simulated.written_by if problem.packed[j]),
+        released=released,
+        offload=tuple(simulated.written_before),
+        written_before=tuple(simulated.written_before.values()),
+        prefetch_after=tuple(prefetch_after.values()),
+        compress=tuple(j for j in simulated.written_before if problem.packed[j]),
         link=problem.link,
-        packings=problem.packings,
+        codec_costs=problem.codec_costs,
         predicted_peak_bytes=simulated.peak_bytes,
         replayed_ops=simulated.replayed_ops,
     )
@@ -94,22 +83,22 @@ class Account:
     """What was alive at each ask of a step, at most, until the next one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, outside: list[torch.Tensor]) -> None:
-        self.asks: list[int] = []
+        self.unpacks: list[int] = []
         self.outside = {storage_key(t.untyped_storage()) for t in outside}
         for kind in (Handle, Kept):
             monkeypatch.setattr(kind, "unpack", self._watched(kind.unpack))
-        saw = Gauge.saw
+        saw = StepMeter.saw
 
-        def saw_too(gauge: Gauge, out: Any, beside_bytes: int = 0) -> None:
+        def saw_too(gauge: StepMeter, out: Any, beside_bytes: int = 0) -> None:
             saw(gauge, out, beside_bytes)
             self.moment(beside_bytes)
 
-        monkeypatch.setattr(Gauge, "saw", saw_too)
+        monkeypatch.setattr(StepMeter, "saw", saw_too)
 
     def _watched(self, unpack: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
         def watched(handle: Any) -> torch.Tensor:
             if type(handle) is not Kept or not self._is_source(handle.tensor):
-                self.asks.append(0)
+                self.unpacks.append(0)
             tensor = unpack(handle)
             self.moment()
             return tensor
@@ -122,27 +111,27 @@ class Account:
         return statistics or storage_key(tensor.untyped_storage()) in self.outside
 
     def moment(self, beside_bytes: int = 0) -> None:
-        if self.asks:
-            self.asks[-1] = max(self.asks[-1], LEDGER.live_bytes + beside_bytes)
+        if self.unpacks:
+            self.unpacks[-1] = max(self.unpacks[-1], ledger().live_bytes + beside_bytes)
 
 
-@pytest.mark.parametrize("way", ["recomputed", "turning", "offloaded", "read ahead", "packed"])
+@pytest.mark.parametrize("way", ["recomputed", "released", "offloaded", "read ahead", "packed"])
 @pytest.mark.parametrize("name", sorted(deep.DEEP))
 def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, batch = deep.build(name)
     plain = run_step(model, batch)
-    LEDGER.see_everything()
+    ledger().see_everything()
     trace = profile(model, batch)
-    packed = packings() if way == "packed" else ()
-    away = 0.0 if way in ("recomputed", "turning") else 0.5
-    turn = 0.4 if way == "turning" else 0.0
+    packed = codec_costs() if way == "packed" else ()
+    away = 0.0 if way in ("recomputed", "released") else 0.5
+    twice = 0.6 if way == "released" else 0.2
     ahead = 0.7 if way == "read ahead" else 0.0
     seed = sorted(deep.DEEP).index(name)
-    plan = random_plan(trace, seed, share=0.6, twice=0.2, away=away, packed=packed, ahead=ahead, turn=turn)
+    plan = random_plan(trace, seed, share=0.6, twice=twice, away=away, packed=packed, ahead=ahead)
     assert plan.recomputed
-    assert bool(plan.turns) == (way == "turning")
+    assert plan.released
     assert bool(plan.in_store) == (way in ("offloaded", "read ahead"))
-    assert bool(plan.reads_ahead) == (way == "read ahead")
+    assert bool(plan.prefetches) == (way == "read ahead")
     assert bool(plan.compress) == (way == "packed")
     store = DiskStore(tmp_path)
     lowtide.fit(model, plan=plan, budget=2**60, stores=store, codecs=("bf16",) if packed else None)
@@ -156,16 +145,15 @@ def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_
     # Once more, without the test's own tensors in between, and every byte looked at.
     account = Account(monkeypatch, [*model.parameters(), *model.buffers(), *batch.values()])
     gc.collect()
-    LEDGER.see_everything()
+    ledger().see_everything()
     model.zero_grad(set_to_none=True)
     torch.manual_seed(3)
     model(**batch).loss.backward()
-    turns = from_plan(Problem(trace), plan.turns)
     predicted = simulate(
-        trace, plan.keep, plan.again, plan.departures, plan.link, plan.packings, plan.reads_ahead, turns
-    ).ask_live
-    assert len(account.asks) == len(predicted)
-    differences = [measured - int(expected) for measured, expected in zip(account.asks, predicted, strict=True)]
+        trace, plan.keep, plan.released, plan.offload_deadlines, plan.link, plan.codec_costs, plan.prefetches
+    ).unpack_live
+    assert len(account.unpacks) == len(predicted)
+    differences = [measured - int(expected) for measured, expected in zip(account.unpacks, predicted, strict=True)]
     usual = statistics.mode(d // 1024 for d in differences) * 1024  # what the test has come to hold since
     errors = [d - usual for d in differences]
     largest = max(sum(trace.values[v].nbytes for v in op.outputs) for op in trace.ops)

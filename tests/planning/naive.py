@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import itertools
 
-from lowtide.trace import Trace
+from lowtide.records import Trace
 
 
 class Naive:
     def __init__(
-        self, trace: Trace, keep, again=(), written_by=None, link=None, packing=None, read_after=None, turns=None
+        self, trace: Trace, keep, released=(), written_before=None, link=None, codec_cost=None, prefetch_after=None
     ):
         self.trace, self.keep = trace, list(keep)
         for j, op in enumerate(trace.ops):  # what is written over memory that is kept cannot be made again
             olds = [trace.values[w.old] for w in op.writes if w.old is not None]
             if any(old.op is None or self.keep[old.op] for old in olds):
                 self.keep[j] = True
-        self.again = {j for j in again if not self.keep[j]}
-        self.first_again = set(self.again)
-        self.turns = {j: asks for j, asks in (turns or {}).items() if not self.keep[j]}
-        self.last_seen = -1
+        self.released = {j for j in released if not self.keep[j]}
         self.n = len(trace.ops)
-        self.written_by, self.link, self.read_after = written_by or {}, link, read_after or {}
-        self.packing = packing or {}  # by value, of those that are packed where they are away
+        self.written_before, self.link, self.prefetch_after = written_before or {}, link, prefetch_after or {}
+        self.codec_cost = codec_cost or {}  # by value, of those that are packed where they are away
         self.made = [v for v, value in enumerate(trace.values) if value.op is not None]
         self.seconds = 0.0
         self.replays = 0
@@ -43,7 +40,7 @@ class Naive:
         """Whether v is there during forward op j without us."""
         value = self.trace.values[v]
         readers = [w for w in range(self.n) if v in self.trace.ops[w].inputs]
-        if not value.op <= j <= max([value.dies, *readers]):
+        if not value.op <= j <= max([value.user_holds_until, *readers]):
             return False
         return not any(
             other.storage == value.storage and other.op is not None and value.op < other.op <= j
@@ -76,44 +73,44 @@ class Naive:
             held = {
                 v
                 for v in self.held(there, j + 1)
-                if not self.is_away(v) or j < self.written_by[self.trace.values[v].op]
+                if not self.is_away(v) or j < self.written_before[self.trace.values[v].op]
             }
-            packed = [v for v in self.packing if self.is_away(v) and self.trace.values[v].op < j]
+            packed = [v for v in self.codec_cost if self.is_away(v) and self.trace.values[v].op < j]
             at_work = [v for v in packed if self.trace.values[v].op == j - 1]
             beside = self.packed_size(packed) + sum(self.workspace(v) for v in at_work)
             begun = self.to_be_read(-1) if j == self.n - 1 else []
             live.append(self.trace.ops[j].other_bytes + self.size(there | held) + beside + self.size(begun))
-        for v in self.packing:
+        for v in self.codec_cost:
             if self.is_away(v):
-                self.seconds += self.packing[v].in_s(self.trace.values[v].nbytes)
+                self.seconds += self.codec_cost[v].in_s(self.trace.values[v].nbytes)
         return live
 
     def is_away(self, v) -> bool:
         """Whether v waits elsewhere: what only forward needs does not, nor what its op's codec does not take."""
         op = self.trace.values[v].op
-        packs = any(other in self.packing for other in self.trace.ops[op].outputs)
-        return op in self.written_by and (not packs or v in self.packing) and v in self.held(set(), self.n)
+        packs = any(other in self.codec_cost for other in self.trace.ops[op].outputs)
+        return op in self.written_before and (not packs or v in self.codec_cost) and v in self.held(set(), self.n)
 
     def to_be_read(self, event) -> list[int]:
         """What is in the store and to be read ahead from this event on, in that order."""
-        mine = [v for v in self.made if self.is_away(v) and v not in self.packing]
-        mine = [v for v in mine if self.read_after.get(self.trace.values[v].op) == event]
+        mine = [v for v in self.made if self.is_away(v) and v not in self.codec_cost]
+        mine = [v for v in mine if self.prefetch_after.get(self.trace.values[v].op) == event]
         return sorted(mine, key=lambda v: (-self.trace.values[v].op, v))
 
     def packed_size(self, values) -> int:
-        return sum(self.packing[v].packed_bytes(self.trace.values[v].nbytes) for v in values)
+        return sum(self.codec_cost[v].compressed_bytes(self.trace.values[v].nbytes) for v in values)
 
     def workspace(self, v) -> int:
-        return self.packing[v].workspace(self.trace.values[v].nbytes)
+        return self.codec_cost[v].workspace(self.trace.values[v].nbytes)
 
     def backward(self) -> list[int]:
         saved = [v for v in self.made if v in self.trace.saved]
-        asks = self.trace.asks
+        unpacks = self.trace.unpacks
         self.handles = set(saved)
         self.open_recipes = self.recipes(saved)
         self.resident = {v for v in self.held(set(), self.n) if not self.is_away(v)}
         self.original = set(self.resident)
-        self.packed = {v for v in self.packing if self.is_away(v)}
+        self.packed = {v for v in self.codec_cost if self.is_away(v)}
         self.given: set[int] = set()
         self.now = 0.0  # since backward has begun
         self.reads: list[tuple[int, float, float]] = []  # value, when its turn could come, how long it takes
@@ -121,52 +118,37 @@ class Naive:
         self.fetched_ops: set[int] = set()
         self.begin_reading(-1)
         peaks = []
-        for k, ask in enumerate(asks):
+        for k, unpack in enumerate(unpacks):
             self.k = k
-            if ask.value in self.made and not self.kept(ask.value):
-                self.turn(k)
             self.peak = self.live()
-            if ask.value in self.made:
-                self.given.add(ask.value)
-                if ask.value not in self.resident:
-                    self.resolve(ask.value)
-            while_answering = self.peak + ask.other_bytes - ask.rise_bytes
-            peaks.append(max(while_answering, self.live() + ask.other_bytes))
-            if k + 1 == len(asks) or asks[k + 1].node != ask.node:
-                later = {a.value for a in asks[k + 1 :]}
-                gone = {a.value for a in asks if a.node == ask.node} - later
+            if unpack.value in self.made:
+                self.given.add(unpack.value)
+                if unpack.value not in self.resident:
+                    self.resolve(unpack.value)
+            while_answering = self.peak + unpack.other_bytes - unpack.rise_bytes
+            peaks.append(max(while_answering, self.live() + unpack.other_bytes))
+            if k + 1 == len(unpacks) or unpacks[k + 1].node != unpack.node:
+                later = {a.value for a in unpacks[k + 1 :]}
+                gone = {a.value for a in unpacks if a.node == unpack.node} - later
                 self.handles -= gone
                 self.given -= gone
-                self.resident -= {v for v in gone if self.trace.values[v].op in self.again}
+                self.resident -= {v for v in gone if self.trace.values[v].op in self.released}
                 self.collect()
-            self.now += ask.time_s
+            self.now += unpack.time_s
         return peaks
 
-    def turn(self, k) -> None:
-        """By now every op has turned as often as it has turns up to this ask."""
-        for op, turns in self.turns.items():
-            before, now = (
-                (op in self.first_again) ^ (sum(t <= x for t in turns) % 2 == 1) for x in (self.last_seen, k)
-            )
-            if now and not before:
-                self.again.add(op)
-                self.resident -= {v for v in self.trace.ops[op].outputs if v not in self.given}
-            elif before and not now:
-                self.again.remove(op)
-        self.last_seen = k
-
     def stays_for_good(self, op) -> bool:
-        return op not in self.again and not any(t > self.k for t in self.turns.get(op, ()))
+        return op not in self.released
 
     def begin_reading(self, event) -> None:
         for v in self.to_be_read(event):
             if v in self.resident or v in self.coming or not self.wanted(v):
                 continue
             nbytes = self.trace.values[v].nbytes
-            taken = self.link.ahead_s_each + nbytes * self.link.ahead_s_per_byte
+            taken = self.link.prefetch_s_each + nbytes * self.link.prefetch_s_per_byte
             self.seconds += taken
             self.now += taken
-            self.reads.append((v, self.now, nbytes / (self.link.ahead_bytes_per_s or self.link.in_bytes_per_s)))
+            self.reads.append((v, self.now, nbytes / (self.link.prefetch_bytes_per_s or self.link.in_bytes_per_s)))
             self.coming.add(v)
 
     def read_by(self, v) -> float:
@@ -195,7 +177,9 @@ class Naive:
 
     def live(self, extra=()) -> int:
         def still(value):
-            return value.dies == self.n and (value.freed_at_ask is None or value.freed_at_ask >= self.k)
+            return value.user_holds_until == self.n and (
+                value.freed_at_unpack is None or value.freed_at_unpack >= self.k
+            )
 
         others = {v for v in self.made if self.natural(v, self.n) and still(self.trace.values[v])}
         shared = others & self.original
@@ -230,10 +214,10 @@ class Naive:
                 stack.pop()
                 continue
             if self.is_away(v):
-                if v in self.packing:
+                if v in self.codec_cost:
                     self.resident.add(v)
-                    self.seconds += self.packing[v].out_s(self.trace.values[v].nbytes)
-                    self.now += self.packing[v].out_s(self.trace.values[v].nbytes)
+                    self.seconds += self.codec_cost[v].out_s(self.trace.values[v].nbytes)
+                    self.now += self.codec_cost[v].out_s(self.trace.values[v].nbytes)
                     self.peak = max(self.peak, self.live() + self.workspace(v))
                     self.packed.discard(v)
                 else:
@@ -251,7 +235,9 @@ class Naive:
             transient = {
                 u
                 for u in self.resident
-                if self.trace.values[u].op in self.again and u not in self.given and not any(u == x for x, _ in waiting)
+                if self.trace.values[u].op in self.released
+                and u not in self.given
+                and not any(u == x for x, _ in waiting)
             }
             self.resident -= transient
             self.collect()
@@ -260,12 +246,7 @@ class Naive:
     def run(self, op, waiting) -> None:
         record = self.trace.ops[op]
         assert op in self.open_recipes
-        read = sum(value.nbytes for v in record.inputs if (value := self.trace.values[v]).op is not None)
-        took = (
-            (record.time_s if record.again_s is None else record.again_s)
-            + self.trace.replay_s
-            + self.trace.cold_s_per_byte * read
-        )
+        took = (record.time_s if record.replay_s is None else record.replay_s) + self.trace.replay_overhead_s
         self.seconds += took
         self.now += took
         self.replays += 1
@@ -277,11 +258,11 @@ class Naive:
             others = [w for w in self.open_recipes if w != op and write.old in self.inputs(w)]
             unwanted = self.stays_for_good(op) and not others and write.old not in self.handles
             goes = (
-                self.trace.values[write.old].op in self.again
+                self.trace.values[write.old].op in self.released
                 and write.old not in self.given
                 and [w for u, w in waiting if u == write.old] == [op]
             )
-            if write.alone and (unwanted or goes):
+            if write.exclusive and (unwanted or goes):
                 self.resident.discard(write.old)
             if write.new not in new:
                 scratch.append(write.old)
@@ -292,35 +273,15 @@ class Naive:
         if self.stays_for_good(op):
             self.open_recipes.discard(op)
 
-    def is_met(self, op) -> bool:
-        """Whether what it makes is packed when autograd saves it, and so exactly that it need not be noted before."""
-        packed = [v for v in self.trace.ops[op].outputs if v in self.packing]
-        return bool(packed) and all(v in self.trace.saved and self.packing[v].exact for v in packed)
-
-    def noting(self) -> float:
-        """What it takes to note what is not simply kept, and all that comes with it."""
-        away = {self.trace.values[v].op for v in self.made if self.is_away(v)}
-        met = {j for j in away if self.is_met(j)}
-        noted = {j for j in range(self.n) if not self.keep[j]} | (away - met)
-        if not noted and not met:
-            return self.trace.copying_s
-
-        def is_due(charge) -> bool:
-            brought = charge.after is not None and is_due(self.trace.charges[charge.after])
-            return brought or any(j in noted or (charge.saving and j in met) for j in charge.ops)
-
-        charged = sum(charge.time_s for charge in self.trace.charges if is_due(charge))
-        return charged + self.trace.noting_s * len(noted) + self.trace.attending_s + self.trace.copying_s
-
 
 def naive_simulation(
-    trace: Trace, keep, again=(), written_by=None, link=None, packing=None, read_after=None, turns=None
+    trace: Trace, keep, released=(), written_before=None, link=None, codec_cost=None, prefetch_after=None
 ):
-    """(forward live bytes, live bytes by ask, extra seconds, replays); `written_by`: what is offloaded, and when"""
-    naive = Naive(trace, keep, again, written_by, link, packing, read_after, turns)
+    """(forward live bytes, live bytes by ask, extra seconds, replays); `written_before`: what is offloaded, and when"""
+    naive = Naive(trace, keep, released, written_before, link, codec_cost, prefetch_after)
     forward = naive.forward()
-    asks = naive.backward()
-    return forward, asks, naive.seconds + naive.noting(), naive.replays
+    unpacks = naive.backward()
+    return forward, unpacks, naive.seconds + trace.copying_s, naive.replays
 
 
 def all_decisions(trace: Trace):

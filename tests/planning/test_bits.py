@@ -28,4 +28,4 @@ def test_weights_are_added_up(weights, data):
 def test_the_engine_obeys_a_set_as_it_does_a_list(trace, data):
     problem = Problem(trace)
     keep = [pinned or data.draw(st.booleans()) for pinned in problem.pinned]
-    assert problem.obeyed_bits(where(keep)) == where(problem.obeyed(keep))
+    assert problem.effective_bits(where(keep)) == where(problem.effective_decisions(keep))

@@ -1,18 +1,14 @@
 """The programme against all 2ⁿ decisions, judged by the naive machine."""
 
 import time
-from dataclasses import replace
-from itertools import groupby
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from lowtide.planning import Problem, Simulator, lower_bound, solve
 from lowtide.planning.milp import solve_milp
-from lowtide.planning.repetition import find_stretches, tie_blocks
-from lowtide.planning.turns import from_plan
-from lowtide.trace import TRACE_VERSION, Ask, Charge, Op, Trace, Value
+from lowtide.planning.repetition import find_repeated_blocks, tie_blocks
+from lowtide.records import TRACE_VERSION, Op, Trace, Unpack, Value
 
 from .naive import all_decisions, naive_simulation
 from .traces import gpt_trace, traces, training_traces, unfused_trace
@@ -22,8 +18,8 @@ def every_outcome(trace):
     """(peak, extra seconds) of every set of decisions."""
     outcomes = []
     for keep in all_decisions(trace):
-        forward, asks, seconds, _ = naive_simulation(trace, keep)
-        outcomes.append((max(forward + asks), seconds))
+        forward, unpacks, seconds, _ = naive_simulation(trace, keep)
+        outcomes.append((max(forward + unpacks), seconds))
     return outcomes
 
 
@@ -36,7 +32,9 @@ def replayed_early_trace():
         Op("draw", "", 1.0, (0,), (4,), "it draws", 0),
     )
     values = (Value(8, None, 0, 3), Value(1, 0, 1, 1), Value(3, 1, 2, 2), Value(1, 2, 3, 2), Value(3, 3, 4, 3))
-    return Trace(TRACE_VERSION, ops, values, (2, 3), (Ask(3, 1, 0, 1.0), Ask(2, 1, 1, 1.0)), step_s=100.0, peak_bytes=0)
+    return Trace(
+        TRACE_VERSION, ops, values, (2, 3), (Unpack(3, 1, 0, 1.0), Unpack(2, 1, 1, 1.0)), step_s=100.0, peak_bytes=0
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,26 +49,26 @@ def test_its_plan_fits_and_is_as_fast_as_the_best_of_all_decisions(trace, share)
     if found.keep is None:
         # The model is too careful about what a replay still wants: rare, and mended by others.
         plan = solve(trace, budget)
-        forward, asks, *_ = naive_simulation(trace, plan.keep, plan.again, turns=from_plan(Problem(trace), plan.turns))
-        assert max(forward + asks) <= budget
+        forward, unpacks, *_ = naive_simulation(trace, plan.keep, plan.released)
+        assert max(forward + unpacks) <= budget
         return
-    forward, asks, seconds, _ = naive_simulation(trace, found.keep)
-    assert max(forward + asks) <= budget
+    forward, unpacks, seconds, _ = naive_simulation(trace, found.keep)
+    assert max(forward + unpacks) <= budget
     assert seconds >= best
     if found.optimal:
         assert seconds == pytest.approx(best)
 
 
 @settings(max_examples=60, deadline=None)
-@given(traces(max_ops=7), st.integers(1, 60), st.booleans())
-def test_it_never_returns_what_does_not_fit_and_the_bound_is_never_above_the_best(trace, budget, whole):
+@given(traces(max_ops=7), st.integers(1, 60))
+def test_it_never_returns_what_does_not_fit_and_the_bound_is_never_above_the_best(trace, budget):
     fitting = [seconds for peak, seconds in every_outcome(trace) if peak <= budget]
     problem = Problem(trace)
-    bound = lower_bound(problem, budget, whole=whole)
+    bound = lower_bound(problem, budget)
     found = solve_milp(Simulator(problem), budget, deadline=time.monotonic() + 20, relative_gap=0)
     if found.keep is not None:
-        forward, asks, seconds, _ = naive_simulation(trace, found.keep)
-        assert max(forward + asks) <= budget
+        forward, unpacks, seconds, _ = naive_simulation(trace, found.keep)
+        assert max(forward + unpacks) <= budget
         assert bound.step_s <= trace.step_s + seconds + 1e-6
     if fitting:
         assert not bound.impossible
@@ -78,33 +76,15 @@ def test_it_never_returns_what_does_not_fit_and_the_bound_is_never_above_the_bes
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.one_of(traces(max_ops=7), training_traces(max_ops=7)), st.data(), st.booleans())
-def test_the_bound_also_holds_for_plans_that_make_values_again_wherever_backward_is_cut(trace, data, whole):
+@given(st.one_of(traces(max_ops=7), training_traces(max_ops=7)), st.data())
+def test_the_bound_also_holds_for_plans_that_release_values(trace, data):
     keep = [op.pinned is not None or data.draw(st.booleans()) for op in trace.ops]
     recomputed = [j for j, kept in enumerate(keep) if not kept]
-    again = data.draw(st.sets(st.sampled_from(recomputed))) if recomputed else set()
-    forward, asks, seconds, _ = naive_simulation(trace, keep, again)
-    order = data.draw(st.none() | st.permutations(range(len(asks))))
-    ask_live = None if order is None else np.array(order, dtype=np.int64)
-    bound = lower_bound(Problem(trace), max(1, *forward, *asks), ask_live=ask_live, whole=whole)
+    released = data.draw(st.sets(st.sampled_from(recomputed))) if recomputed else set()
+    forward, unpacks, seconds, _ = naive_simulation(trace, keep, released)
+    bound = lower_bound(Problem(trace), max(1, *forward, *unpacks))
     assert not bound.impossible
     assert bound.step_s <= trace.step_s + seconds + 1e-6
-
-
-def test_the_bound_counts_that_what_is_replayed_is_noted():
-    """Nor can a plan get round that by holding a value at first, and replaying it later nevertheless."""
-    trace = gpt_trace(6)
-    modules = [list(run) for _, run in groupby(range(len(trace.ops)), lambda j: trace.ops[j].module)]
-    charges = tuple(Charge(tuple(run), 0.1 * trace.step_s * len(run) / len(trace.ops)) for run in modules)
-    trace = replace(
-        trace, noting_s=0.1 * trace.step_s / len(trace.ops), charges=charges, attending_s=0.02 * trace.step_s
-    )
-    problem = Problem(trace)
-    budget = Simulator(problem).run(problem.keep_all()).peak_bytes // 2
-    found = solve_milp(Simulator(problem), budget, deadline=time.monotonic() + 20, relative_gap=0.001)
-    assert found.simulation is not None
-    bound = lower_bound(problem, budget, ask_live=found.simulation.ask_live)
-    assert found.simulation.step_s - bound.step_s <= 0.02 * trace.step_s
 
 
 @pytest.mark.parametrize("make", [gpt_trace, unfused_trace])
@@ -113,7 +93,7 @@ def test_tied_blocks_cost_next_to_nothing_in_quality(make):
     problem = Problem(trace)
     simulator = Simulator(problem)
     plain = simulator.run(problem.keep_all())
-    ties = tie_blocks(problem, find_stretches(problem))
+    ties = tie_blocks(problem, find_repeated_blocks(problem))
     assert len(set(ties)) < problem.n_ops
     budget = int(0.6 * plain.peak_bytes)
     free = solve_milp(simulator, budget, deadline=time.monotonic() + 20, relative_gap=0.01)
@@ -125,7 +105,7 @@ def test_tied_blocks_cost_next_to_nothing_in_quality(make):
 
 def test_a_step_in_which_nothing_can_be_decided():
     trace = gpt_trace(1)
-    problem = Problem(trace.__class__(**{**vars_of(trace), "saved": (), "asks": ()}))
+    problem = Problem(trace.__class__(**{**vars_of(trace), "saved": (), "unpacks": ()}))
     found = solve_milp(Simulator(problem), 2**60, deadline=time.monotonic() + 5)
     assert found.keep == problem.keep_all()
 

@@ -22,9 +22,7 @@ def test_what_is_pinned_or_fixed_is_never_changed(trace, seed, data):
     for _ in range(50 if moves.groups else 0):
         moves.change(decisions, draw)
         assert all(decisions.keep >> j & 1 for j in range(problem.n_ops) if problem.pinned[j] or j in fixed)
-        assert not decisions.keep & decisions.again
-        assert not decisions.keep & decisions.turning()
-        assert all(0 < k < problem.n_asks and turning for k, turning in decisions.turns.items())
+        assert not decisions.keep & decisions.released
 
 
 def test_every_large_op_gets_every_decision_and_small_ones_none():
@@ -52,18 +50,4 @@ def test_a_copy_is_changed_alone():
     changed.decide(0, AGAIN)
     assert (decisions.state(0), changed.state(0), changed.state(1)) == (KEPT, AGAIN, KEPT)
     changed.decide(0, ONCE)
-    assert (changed.keep, changed.again) == (0b10, 0)
-
-
-def test_a_part_of_backward_is_turned_and_turned_back():
-    decisions = Decisions(0, 0)
-    decisions.turn(0, 3, 7)
-    assert (decisions.again, decisions.turns) == (0, {3: 1, 7: 1})
-    changed = decisions.copy()
-    changed.turn(0, 0, 7)  # from the beginning: the other way round until the third ask, from then on as at first
-    assert (changed.again, changed.turns) == (1, {3: 1})
-    decisions.turn(0, 3, 7)
-    assert (decisions.again, decisions.turns) == (0, {})
-    decisions.turn(0, 5, None)
-    decisions.decide(0, AGAIN)
-    assert (decisions.again, decisions.turns) == (1, {})
+    assert (changed.keep, changed.released) == (0b10, 0)

@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import sys
-from lowtide.trace import Trace
+from lowtide.records import Trace
 from lowtide import planning
 from lowtide._errors import BudgetError
 from tests.planning.traces import gpt_trace

@@ -1,7 +1,5 @@
 """Values that wait in a store: the judge against the naive machine, and plans that use it."""
 
-import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -9,8 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from lowtide._errors import ArgumentError
 from lowtide.planning import BASELINES, Link, Plan, Problem, Simulator, lower_bound, simulate, smallest, solve
-from lowtide.planning.turns import from_plan
-from lowtide.trace import TRACE_VERSION, Ask, Op, Trace, Value
+from lowtide.records import TRACE_VERSION, Op, Trace, Unpack, Value
 
 from .naive import naive_simulation
 from .test_simulator import traces_with_decisions
@@ -21,17 +18,17 @@ FAST_OUT = Link("disk", out_bytes_per_s=1e15, in_bytes_per_s=4.0, least_bytes=1)
 
 @st.composite
 def offloading(draw):
-    trace, keep, again = draw(traces_with_decisions())
+    trace, keep, released = draw(traces_with_decisions())
     problem = Problem(trace, FAST_OUT)
-    keep = [bool(kept) for kept in problem.obeyed(keep)]
-    written_by = {}
+    keep = [bool(kept) for kept in problem.effective_decisions(keep)]
+    written_before = {}
     for j in range(problem.n_ops):
         if keep[j] and problem.offloadable[j] and draw(st.booleans()):
             first = 1 + min(problem.natural_end[v] for v in problem.outputs[j])
-            written_by[j] = draw(st.integers(first, problem.n_ops))
-    events = st.sampled_from([-1, *written_by])
-    read_after = {j: event for j in written_by if (event := draw(events)) != j}
-    return trace, keep, {j for j in again if not keep[j]}, written_by, read_after
+            written_before[j] = draw(st.integers(first, problem.n_ops))
+    events = st.sampled_from([-1, *written_before])
+    prefetch_after = {j: event for j in written_before if (event := draw(events)) != j}
+    return trace, keep, {j for j in released if not keep[j]}, written_before, prefetch_after
 
 
 links = st.builds(
@@ -41,9 +38,9 @@ links = st.builds(
     in_bytes_per_s=st.sampled_from([0.5, 4.0]),
     least_bytes=st.just(1),
     fetch_s=st.sampled_from([0.0, 0.25]),
-    ahead_bytes_per_s=st.sampled_from([0.0, 3.0]),
-    ahead_s_each=st.sampled_from([0.0, 0.125]),
-    ahead_s_per_byte=st.sampled_from([0.0, 0.01]),
+    prefetch_bytes_per_s=st.sampled_from([0.0, 3.0]),
+    prefetch_s_each=st.sampled_from([0.0, 0.125]),
+    prefetch_s_per_byte=st.sampled_from([0.0, 0.01]),
 )
 """Writes are nothing, reads take more or less than an op."""
 
@@ -51,31 +48,33 @@ links = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(offloading(), links)
 def test_it_agrees_with_the_naive_machine(case, link):
-    trace, keep, again, written_by, read_after = case
-    forward, asks, seconds, replays = naive_simulation(trace, keep, again, written_by, link, read_after=read_after)
-    judged = simulate(trace, keep, again, written_by, link, read_after=read_after)
+    trace, keep, released, written_before, prefetch_after = case
+    forward, unpacks, seconds, replays = naive_simulation(
+        trace, keep, released, written_before, link, prefetch_after=prefetch_after
+    )
+    judged = simulate(trace, keep, released, written_before, link, prefetch_after=prefetch_after)
     assert judged.forward_live.tolist() == forward
-    assert judged.ask_live.tolist() == asks
+    assert judged.unpack_live.tolist() == unpacks
     assert judged.extra_s == pytest.approx(seconds)
     assert judged.replayed_ops == replays
 
 
 @settings(max_examples=200, deadline=None)
 @given(offloading(), links, st.floats(0.3, 1.2), st.integers(1, 2**62))
-def test_what_is_read_ahead_fits_saves_time_and_is_followed_exactly(case, link, share, max_ahead_bytes):
-    trace, keep, again, written_by, _ = case
-    link = replace(link, max_ahead_bytes=max_ahead_bytes)
-    room = int(share * simulate(trace, [True] * len(trace.ops)).peak_bytes)
-    chosen = Simulator(Problem(trace, link)).run(keep, again, offload=[*written_by], room_bytes=room)
-    needed = simulate(trace, keep, again, chosen.written_by, link)
-    followed = simulate(trace, keep, again, chosen.written_by, link, read_after=chosen.read_after)
-    assert (followed.ask_live == chosen.ask_live).all()
+def test_what_is_read_ahead_fits_saves_time_and_is_followed_exactly(case, link, share, max_prefetch_bytes):
+    trace, keep, released, written_before, _ = case
+    link = replace(link, max_prefetch_bytes=max_prefetch_bytes)
+    memory_budget = int(share * simulate(trace, [True] * len(trace.ops)).peak_bytes)
+    chosen = Simulator(Problem(trace, link)).run(keep, released, offload=[*written_before], limit_bytes=memory_budget)
+    needed = simulate(trace, keep, released, chosen.written_before, link)
+    followed = simulate(trace, keep, released, chosen.written_before, link, prefetch_after=chosen.prefetch_after)
+    assert (followed.unpack_live == chosen.unpack_live).all()
     assert (followed.forward_live == chosen.forward_live).all()
     assert followed.extra_s == chosen.extra_s
-    assert followed.waited_s == chosen.waited_s
-    for live, alone in ((chosen.ask_live, needed.ask_live), (chosen.forward_live, needed.forward_live)):
-        assert all(some <= max(room, other) for some, other in zip(live, alone, strict=True))
-    assert chosen.extra_s < needed.extra_s if chosen.read_after else chosen.extra_s == needed.extra_s
+    assert followed.store_wait_s == chosen.store_wait_s
+    for live, exclusive in ((chosen.unpack_live, needed.unpack_live), (chosen.forward_live, needed.forward_live)):
+        assert all(some <= max(memory_budget, other) for some, other in zip(live, exclusive, strict=True))
+    assert chosen.extra_s < needed.extra_s if chosen.prefetch_after else chosen.extra_s == needed.extra_s
 
 
 def chain(ops=4, seconds=1.0, nbytes=10, asks_s=0.0):
@@ -86,89 +85,89 @@ def chain(ops=4, seconds=1.0, nbytes=10, asks_s=0.0):
         ops=tuple(Op("op", "", seconds, (j,), (j + 1,)) for j in range(ops)),
         values=tuple(values),
         saved=tuple(range(1, ops + 1)),
-        asks=tuple(Ask(v, k, 0, asks_s) for k, v in enumerate(range(ops, 0, -1))),
+        unpacks=tuple(Unpack(v, k, 0, asks_s) for k, v in enumerate(range(ops, 0, -1))),
         step_s=2.0 * ops * seconds,
         peak_bytes=ops * nbytes,
     )
 
 
-def ahead(trace, offload, room_bytes=10**9, **speeds):
+def ahead(trace, offload, limit_bytes=10**9, **speeds):
     """What is chosen with a disk that writes at once and reads a value of 10 bytes in 1 s."""
     link = Link("disk", **{"out_bytes_per_s": 1e15, "in_bytes_per_s": 10.0, "least_bytes": 1, **speeds})
-    return Simulator(Problem(trace, link)).run([True] * len(trace.ops), offload=offload, room_bytes=room_bytes)
+    return Simulator(Problem(trace, link)).run([True] * len(trace.ops), offload=offload, limit_bytes=limit_bytes)
 
 
 def test_reading_is_hidden_behind_backward_where_there_is_room():
     # Op 3's value is kept and asked for at 0 s; those of ops 2, 1 and 0 are needed 2 s, 4 s and 6 s after it.
     trace = chain(asks_s=2.0)
     free = ahead(trace, [0, 1, 2])
-    assert free.read_after == {2: -1, 1: 2, 0: 1}
-    assert free.waited_s == pytest.approx(0.0, abs=1e-9)
-    assert free.ask_live.tolist() == [20, 20, 20, 10]
+    assert free.prefetch_after == {2: -1, 1: 2, 0: 1}
+    assert free.store_wait_s == pytest.approx(0.0, abs=1e-9)
+    assert free.unpack_live.tolist() == [20, 20, 20, 10]
     assert free.forward_live.tolist() == [10, 20, 20, 30]
     # In forward two values are alive at a time: there is room for as much in backward, but not at op 3.
-    tight = ahead(trace, [0, 1, 2], room_bytes=20)
-    assert tight.read_after == {1: 2, 0: 1}
-    assert tight.waited_s == pytest.approx(1.0)
+    tight = ahead(trace, [0, 1, 2], limit_bytes=20)
+    assert tight.prefetch_after == {1: 2, 0: 1}
+    assert tight.store_wait_s == pytest.approx(1.0)
     assert tight.peak_bytes == 20
     # Where only what is needed has room, it is waited for.
-    none = ahead(trace, [0, 1, 2], room_bytes=19)
-    assert none.read_after == {}
-    assert none.waited_s == pytest.approx(3.0)
+    none = ahead(trace, [0, 1, 2], limit_bytes=19)
+    assert none.prefetch_after == {}
+    assert none.store_wait_s == pytest.approx(3.0)
 
 
 def test_reads_follow_each_other_and_backward_waits_for_what_is_not_there_yet():
     # Asks come every 0.75 s, reads take 1 s each: what backward's first 0.75 s do not hide, and so on.
     judged = ahead(chain(asks_s=0.75), [0, 1, 2])
-    assert judged.read_after == {2: -1, 1: -1, 0: 2}
-    assert judged.waited_s == pytest.approx(3.0 - 3 * 0.75)
+    assert judged.prefetch_after == {2: -1, 1: -1, 0: 2}
+    assert judged.store_wait_s == pytest.approx(3.0 - 3 * 0.75)
     # A store that reads no more than one value ahead.
-    judged = ahead(chain(asks_s=0.75), [0, 1, 2], max_ahead_bytes=10)
-    assert judged.read_after == {2: -1, 1: 2, 0: 1}
-    assert judged.waited_s == pytest.approx(0.75)
+    judged = ahead(chain(asks_s=0.75), [0, 1, 2], max_prefetch_bytes=10)
+    assert judged.prefetch_after == {2: -1, 1: 2, 0: 1}
+    assert judged.store_wait_s == pytest.approx(0.75)
 
 
 def test_a_later_beginning_is_enough_for_a_quick_disk():
     # With 6 ops and 0.5 s a read, nothing needs to begin more than one fetch before.
     judged = ahead(chain(6, asks_s=1.0), [0, 1, 2, 3, 4], in_bytes_per_s=20.0)
-    assert judged.read_after == {4: -1, 3: 4, 2: 3, 1: 2, 0: 1}
+    assert judged.prefetch_after == {4: -1, 3: 4, 2: 3, 1: 2, 0: 1}
     # With 1.5 s, two fetches.
     judged = ahead(chain(6, asks_s=2.0), [0, 1, 2, 3, 4], in_bytes_per_s=10 / 1.5)
-    assert judged.read_after == {4: -1, 3: -1, 2: 4, 1: 3, 0: 2}
+    assert judged.prefetch_after == {4: -1, 3: -1, 2: 4, 1: 3, 0: 2}
 
 
 def test_what_reading_beside_ops_takes_from_them_is_counted():
-    slow = ahead(chain(asks_s=2.0), [0], ahead_s_each=0.25, ahead_s_per_byte=0.01)
-    assert slow.read_after == {0: -1}
-    assert slow.waited_s == pytest.approx(0.35)
+    slow = ahead(chain(asks_s=2.0), [0], prefetch_s_each=0.25, prefetch_s_per_byte=0.01)
+    assert slow.prefetch_after == {0: -1}
+    assert slow.store_wait_s == pytest.approx(0.35)
     # One core for both: reading ahead saves nothing.
-    assert ahead(chain(asks_s=2.0), [0], ahead_s_per_byte=0.1).read_after == {}
+    assert ahead(chain(asks_s=2.0), [0], prefetch_s_per_byte=0.1).prefetch_after == {}
 
 
 def test_writing_is_hidden_behind_ops_and_reading_is_not():
     link = Link("disk", out_bytes_per_s=10.0, in_bytes_per_s=20.0, least_bytes=1)
     simulator = Simulator(Problem(chain(), link))
     # Op 0's value is put when op 1 begins, at 1 s, written at 2 s, and so gone when op 2 begins.
-    judged = simulator.run([True] * 4, offload=[0], room_bytes=10**9)
+    judged = simulator.run([True] * 4, offload=[0], limit_bytes=10**9)
     assert judged.forward_live.tolist() == [10, 20, 20, 30]
-    assert judged.written_by == {0: 2}
-    assert judged.ask_live.tolist() == [30, 20, 10, 10]
-    assert judged.extra_s == judged.waited_s == 0.5
+    assert judged.written_before == {0: 2}
+    assert judged.unpack_live.tolist() == [30, 20, 10, 10]
+    assert judged.extra_s == judged.store_wait_s == 0.5
 
 
 def test_forward_waits_where_too_much_would_be_alive():
     slow = Link("disk", out_bytes_per_s=1.0, in_bytes_per_s=20.0, least_bytes=1)
     simulator = Simulator(Problem(chain(), slow))
     # Written at 1 s + 10 s. Without need it goes at the end of forward, which has lasted 4 s by then.
-    free = simulator.run([True] * 4, offload=[0], room_bytes=10**9)
+    free = simulator.run([True] * 4, offload=[0], limit_bytes=10**9)
     assert free.forward_live.tolist() == [10, 20, 30, 40]
-    assert free.written_by == {0: 4}
-    assert free.waited_s == (11 - 4) + 0.5
+    assert free.written_before == {0: 4}
+    assert free.store_wait_s == (11 - 4) + 0.5
     # With room for 30 bytes, op 3 has to wait for it, from 3 s on.
-    tight = simulator.run([True] * 4, offload=[0], room_bytes=30)
+    tight = simulator.run([True] * 4, offload=[0], limit_bytes=30)
     assert tight.forward_live.tolist() == [10, 20, 30, 30]
-    assert tight.written_by == {0: 3}
-    assert tight.waited_s == (11 - 3) + 0.5
+    assert tight.written_before == {0: 3}
+    assert tight.store_wait_s == (11 - 3) + 0.5
 
 
 @settings(max_examples=20, deadline=None)
@@ -176,16 +175,15 @@ def test_forward_waits_where_too_much_would_be_alive():
 def test_a_store_never_makes_a_plan_slower(trace, share):
     budget = int(share * simulate(trace, [True] * len(trace.ops)).peak_bytes)
     link = Link("disk", out_bytes_per_s=50.0, in_bytes_per_s=50.0, least_bytes=1)
-    without = smallest(Simulator(Problem(trace)), deadline=math.inf)
-    with_store = smallest(Simulator(Problem(trace, link)), deadline=math.inf)
+    without = smallest(Simulator(Problem(trace)))
+    with_store = smallest(Simulator(Problem(trace, link)))
     assert with_store.peak_bytes <= without.peak_bytes
     if budget < max(without.peak_bytes, 1):
         return
     plan = solve(trace, budget, link=link, deadline_s=5)
     assert plan.predicted_peak_bytes <= budget
     assert plan.bound_step_s <= plan.predicted_step_s
-    turns = from_plan(Problem(trace), plan.turns)
-    checked = simulate(trace, plan.keep, plan.again, plan.departures, link, (), plan.reads_ahead, turns)
+    checked = simulate(trace, plan.keep, plan.released, plan.offload_deadlines, link, (), plan.prefetches)
     assert (checked.peak_bytes, checked.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
     assert plan.predicted_step_s <= solve(trace, budget, deadline_s=5).predicted_step_s * 1.02
 
@@ -212,51 +210,52 @@ def test_a_store_that_is_slower_than_recomputing_is_left_alone():
     assert plan.recomputed
 
 
-def assert_nothing_beats_the_bound(simulator, share, whole):
+def assert_nothing_beats_the_bound(simulator, share):
     """No simple scheme within a share of plain's peak is faster, with all, some or none of what may move away."""
     problem = simulator.problem
     budget = int(share * simulator.run(problem.keep_all()).peak_bytes)
-    # With a deadline it goes on to cut backward where its answer does not fit.
-    bound = lower_bound(problem, budget, whole=whole, deadline=time.monotonic() + 5 if whole else None)
+    bound = lower_bound(problem, budget)
     movable = [j for j in range(problem.n_ops) if problem.offloadable[j]]
     for decide in BASELINES.values():
-        keep = [bool(kept) for kept in problem.obeyed(decide(problem))]
+        keep = [bool(kept) for kept in problem.effective_decisions(decide(problem))]
         for offload in ([], [j for j in movable if keep[j]], [j for j in movable[::2] if keep[j]]):
-            judged = simulator.run(keep, offload=offload, room_bytes=budget)
+            judged = simulator.run(keep, offload=offload, limit_bytes=budget)
             if judged.peak_bytes <= budget:
                 assert not bound.impossible
                 assert bound.step_s <= judged.step_s * (1 + 1e-9)
 
 
 @settings(max_examples=30, deadline=None)
-@given(training_traces(), st.floats(0.3, 0.95), st.booleans(), links)
-def test_no_plan_beats_the_bound(trace, share, whole, link):
-    assert_nothing_beats_the_bound(Simulator(Problem(trace, link)), share, whole)
+@given(training_traces(), st.floats(0.3, 0.95), links)
+def test_no_plan_beats_the_bound(trace, share, link):
+    assert_nothing_beats_the_bound(Simulator(Problem(trace, link)), share)
 
 
 def test_decisions_that_cannot_be_followed_are_refused():
     trace = chain()
     with pytest.raises(ArgumentError, match="nothing that could wait"):
-        simulate(trace, [True] * 4, written_by={0: 2})  # there is no store
+        simulate(trace, [True] * 4, written_before={0: 2})  # there is no store
     with pytest.raises(ArgumentError, match="not to be kept"):
-        simulate(trace, [False] + [True] * 3, written_by={0: 2}, link=FAST_OUT)
+        simulate(trace, [False] + [True] * 3, written_before={0: 2}, link=FAST_OUT)
     plan = solve(trace, 30, link=FAST_OUT)
     with pytest.raises(ArgumentError, match="not a valid plan"):
-        Plan.from_json(replace(plan, offload=(0,), written_by=(0,)).to_json())
+        Plan.from_json(replace(plan, offload=(0,), written_before=(0,)).to_json())
     with pytest.raises(ArgumentError, match="not a valid plan"):
-        Plan.from_json(replace(plan, offload=(0,), written_by=(2,), link=None).to_json())
-    two = replace(plan, offload=(0, 1), written_by=(2, 3), link=FAST_OUT, keep=(True,) * 4, again=())
+        Plan.from_json(replace(plan, offload=(0,), written_before=(2,), link=None).to_json())
+    two = replace(plan, offload=(0, 1), written_before=(2, 3), link=FAST_OUT, keep=(True,) * 4, released=())
     for wrong in ((2, 1), (-2, 1), (1,), (0, 1, 1), ("1", 1)):
         with pytest.raises(ArgumentError, match="not a valid plan"):
-            Plan.from_json(replace(two, read_after=wrong).to_json())
+            Plan.from_json(replace(two, prefetch_after=wrong).to_json())
     for right in ((1, -1), (0, 0), ()):
-        assert Plan.from_json(replace(two, read_after=right).to_json()).read_after == right
-    assert replace(two, read_after=(1, 1)).reads_ahead == {0: 1}
+        assert Plan.from_json(replace(two, prefetch_after=right).to_json()).prefetch_after == right
+    assert replace(two, prefetch_after=(1, 1)).prefetches == {0: 1}
 
 
 def test_what_writing_takes_from_the_ops_is_counted():
-    link = Link("disk", 10.0, 20.0, least_bytes=1, put_s=0.25, put_s_per_byte=0.01, fetch_s=0.125, ahead_s_each=0.125)
-    judged = Simulator(Problem(chain(), link)).run([True] * 4, offload=[0], room_bytes=10**9)
+    link = Link(
+        "disk", 10.0, 20.0, least_bytes=1, put_s=0.25, put_s_per_byte=0.01, fetch_s=0.125, prefetch_s_each=0.125
+    )
+    judged = Simulator(Problem(chain(), link)).run([True] * 4, offload=[0], limit_bytes=10**9)
     # Handed over at 1 s, which takes 0.35 s; written at 2.35 s, just when op 2 begins; read in 0.125 s + 0.5 s.
-    assert judged.written_by == {0: 2}
-    assert judged.waited_s == pytest.approx(0.35 + 0.625)
+    assert judged.written_before == {0: 2}
+    assert judged.store_wait_s == pytest.approx(0.35 + 0.625)

@@ -6,7 +6,7 @@ import pytest
 
 from lowtide._errors import ArgumentError
 from lowtide.planning import BASELINES, PLAN_VERSION, Plan, Problem, simulate, solve
-from lowtide.trace import Trace
+from lowtide.records import Trace
 
 from .traces import gpt_trace
 
@@ -74,7 +74,7 @@ def test_damaged_plans_are_refused(plan):
     with pytest.raises(ArgumentError, match="not a row of 0 and 1"):
         Plan.from_json(json.dumps({**good, "keep": "012"}))
     with pytest.raises(ArgumentError, match="not to be recomputed"):
-        Plan.from_json(json.dumps({**good, "again": [plan.keep.index(True)]}))
+        Plan.from_json(json.dumps({**good, "released": [plan.keep.index(True)]}))
     with pytest.raises(ArgumentError):
         Plan.from_json(json.dumps({**good, "surplus": 1}))
     for version in (PLAN_VERSION - 1, PLAN_VERSION + 1):

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from lowtide._errors import ArgumentError
 from lowtide.planning import PeakAt, Problem, Simulator, simulate, solve
-from lowtide.trace import TRACE_VERSION, Ask, Op, Trace, Value, Write
+from lowtide.records import TRACE_VERSION, Op, Trace, Unpack, Value, Write
 
 from .naive import naive_simulation
 from .traces import traces
@@ -18,53 +18,30 @@ def traces_with_decisions(draw):
     trace = draw(traces())
     keep = [op.pinned is not None or draw(st.booleans()) for op in trace.ops]
     recomputed = [j for j, kept in enumerate(keep) if not kept]
-    again = draw(st.sets(st.sampled_from(recomputed))) if recomputed else set()
-    return trace, keep, again
-
-
-@st.composite
-def turns_for(draw, trace, keep):
-    """For some of the recomputed ops: the asks with which they change."""
-    recomputed = [j for j, kept in enumerate(keep) if not kept]
-    if not recomputed or not trace.asks:
-        return {}
-    asks = st.sets(st.integers(0, len(trace.asks) - 1), min_size=1, max_size=4).map(lambda found: tuple(sorted(found)))
-    return draw(st.dictionaries(st.sampled_from(recomputed), asks))
+    released = draw(st.sets(st.sampled_from(recomputed))) if recomputed else set()
+    return trace, keep, released
 
 
 @settings(max_examples=300, deadline=None)
-@given(traces_with_decisions(), st.data())
-def test_it_agrees_with_the_naive_machine_on_what_rests_for_some_time_only(case, data):
-    trace, keep, again = case
-    turns = data.draw(turns_for(trace, keep))
-    forward, asks, seconds, replays = naive_simulation(trace, keep, again, turns=turns)
-    judged = simulate(trace, keep, again, turns=turns)
-    assert judged.forward_live.tolist() == forward
-    assert judged.ask_live.tolist() == asks
-    assert judged.extra_s == pytest.approx(seconds)
-    assert judged.replayed_ops == replays
-
-
-@settings(max_examples=200, deadline=None)
 @given(traces_with_decisions())
 def test_it_agrees_with_the_naive_machine(case):
-    trace, keep, again = case
-    forward, asks, seconds, replays = naive_simulation(trace, keep, again)
-    judged = simulate(trace, keep, again)
+    trace, keep, released = case
+    forward, unpacks, seconds, replays = naive_simulation(trace, keep, released)
+    judged = simulate(trace, keep, released)
     assert judged.forward_live.tolist() == forward
-    assert judged.ask_live.tolist() == asks
+    assert judged.unpack_live.tolist() == unpacks
     assert judged.extra_s == pytest.approx(seconds)
     assert judged.replayed_ops == replays
-    assert judged.peak_bytes == max(forward + asks)
+    assert judged.peak_bytes == max(forward + unpacks)
 
 
-def step(ops, sizes, asks, natural=None):
+def step(ops, sizes, unpacks, natural=None):
     """A trace from (inputs, outputs, writes) by op and bytes by value; value 0 is a source."""
-    maker = {v: j for j, (_, outputs, _) in enumerate(ops) for v in outputs}
-    dies = {v: j for j, (inputs, outputs, _) in enumerate(ops) for v in (*inputs, *outputs)}
+    producer = {v: j for j, (_, outputs, _) in enumerate(ops) for v in outputs}
+    user_holds_until = {v: j for j, (inputs, outputs, _) in enumerate(ops) for v in (*inputs, *outputs)}
     storage = {w.new: w.old for _, _, writes in ops for w in writes}
     values = [
-        Value(size, maker.get(v), storage.get(v, v), len(ops) if natural and v in natural else dies[v],
+        Value(size, producer.get(v), storage.get(v, v), len(ops) if natural and v in natural else user_holds_until[v],
               natural.get(v) if natural else None)
         for v, size in enumerate(sizes)
     ]  # fmt: skip
@@ -72,8 +49,8 @@ def step(ops, sizes, asks, natural=None):
         version=TRACE_VERSION,
         ops=tuple(Op(f"op{j}", "", 1.0, i, o, writes=w) for j, (i, o, w) in enumerate(ops)),
         values=tuple(values),
-        saved=tuple(sorted(set(asks))),
-        asks=tuple(Ask(v, node) for node, v in enumerate(asks)),
+        saved=tuple(sorted(set(unpacks))),
+        unpacks=tuple(Unpack(v, node) for node, v in enumerate(unpacks)),
         step_s=10.0,
         peak_bytes=0,
     )
@@ -82,72 +59,64 @@ def step(ops, sizes, asks, natural=None):
 def test_an_in_place_op_takes_over_what_only_it_wants_unless_it_will_run_again():
     a, b, c, d = 1, 2, 3, 4
     trace = step(
-        [((0,), (a,), ()), ((a,), (b,), (Write(a, b, alone=True),)), ((b,), (c,), ()), ((b,), (d,), ())],
+        [((0,), (a,), ()), ((a,), (b,), (Write(a, b, exclusive=True),)), ((b,), (c,), ()), ((b,), (d,), ())],
         sizes=[8, 4, 4, 1, 1],
-        asks=[d, c],
+        unpacks=[d, c],
     )
     keep = [False] * 4
     once = simulate(trace, keep)
-    assert once.ask_live.tolist() == [5, 5]  # b in the memory of a, and what is asked
+    assert once.unpack_live.tolist() == [5, 5]  # b in the memory of a, and what is asked
     assert once.replays == (1, 1, 1, 1)
-    twice = simulate(trace, keep, again={1})
-    assert twice.ask_live.tolist() == [9, 9]  # a stays for the second time, b is a copy
+    twice = simulate(trace, keep, released={1})
+    assert twice.unpack_live.tolist() == [9, 9]  # a stays for the second time, b is a copy
     assert twice.replays == (1, 2, 1, 1)
-    both = simulate(trace, keep, again={0, 1})
-    assert both.ask_live.tolist() == [5, 5]  # a is made anew for the second time: b may have its memory
+    both = simulate(trace, keep, released={0, 1})
+    assert both.unpack_live.tolist() == [5, 5]  # a is made anew for the second time: b may have its memory
     assert both.replays == (2, 2, 1, 1)
     # Where a is kept, b was written over it in forward: what b is made from is gone, so it is kept too.
-    kept = simulate(trace, [True, False, False, False], again={1})
+    kept = simulate(trace, [True, False, False, False], released={1})
     assert kept.replays == (0, 0, 1, 1)
-    assert kept.ask_live.tolist() == [5, 5]
+    assert kept.unpack_live.tolist() == [5, 5]
 
 
-def test_what_rests_for_some_time_only():
+def test_a_released_value_is_freed_after_each_use():
     a, b, c, d, e = 1, 2, 3, 4, 5
     ops = [((0,), (a,), ()), ((a,), (b,), ()), ((a,), (c,), ()), ((a,), (d,), ()), ((0,), (e,), ())]
-    trace = step(ops, sizes=[8, 4, 1, 1, 1, 1], asks=[d, e, c, b])
+    trace = step(ops, sizes=[8, 4, 1, 1, 1, 1], unpacks=[d, e, c, b])
     keep = [False, False, False, False, True]
-    assert simulate(trace, keep).ask_live.tolist() == [4 + 1 + 1, 4 + 1, 4 + 1, 4 + 1]
-    assert simulate(trace, keep, again={0}).ask_live.tolist() == [4 + 1 + 1, 1, 4 + 1, 4 + 1]
-    # It rests after the first ask and is let go of with the next that is seen: e, which is kept, is not.
-    let_go = simulate(trace, keep, turns={0: (1,)})
-    assert let_go.ask_live.tolist() == [4 + 1 + 1, 4 + 1, 4 + 1, 4 + 1]
-    assert let_go.replays == (3, 1, 1, 1, 0)
-    # It does not rest at first, but from the third ask on.
-    rests = simulate(trace, keep, again={0}, turns={0: (2,)})
-    assert rests.ask_live.tolist() == [4 + 1 + 1, 1, 4 + 1, 4 + 1]
-    assert rests.replays == (2, 1, 1, 1, 0)
+    assert simulate(trace, keep).unpack_live.tolist() == [4 + 1 + 1, 4 + 1, 4 + 1, 4 + 1]
+    assert simulate(trace, keep, released={0}).unpack_live.tolist() == [4 + 1 + 1, 1, 4 + 1, 4 + 1]
 
 
 def test_what_others_hold_is_alive_until_they_let_go():
     a, b, c = 1, 2, 3
     ops = [((0,), (a,), ()), ((a,), (b,), ()), ((b,), (c,), ())]
-    freed = step(ops, sizes=[8, 4, 3, 2], asks=[c, c], natural={a: 0})
+    freed = step(ops, sizes=[8, 4, 3, 2], unpacks=[c, c], natural={a: 0})
     keep = [True, False, False]
-    assert simulate(freed, keep).ask_live.tolist() == [4 + 3 + 2, 2]
-    never = step(ops, sizes=[8, 4, 3, 2], asks=[c, c], natural={a: None})
-    assert simulate(never, keep).ask_live.tolist() == [4 + 3 + 2, 4 + 2]
+    assert simulate(freed, keep).unpack_live.tolist() == [4 + 3 + 2, 2]
+    never = step(ops, sizes=[8, 4, 3, 2], unpacks=[c, c], natural={a: None})
+    assert simulate(never, keep).unpack_live.tolist() == [4 + 3 + 2, 4 + 2]
     # Recomputed, though others hold it: a handle cannot reach that memory, so there are two of it meanwhile.
-    assert simulate(never, [False] * 3).ask_live.tolist() == [4 + 4 + 3, 4 + 2]
+    assert simulate(never, [False] * 3).unpack_live.tolist() == [4 + 4 + 3, 4 + 2]
 
 
 def test_a_kept_value_that_is_overwritten_is_a_copy_from_then_on():
     a, b, c = 1, 2, 3
     trace = step(
-        [((0,), (a,), ()), ((a,), (c,), ()), ((a,), (b,), (Write(a, b, alone=False),))],
+        [((0,), (a,), ()), ((a,), (c,), ()), ((a,), (b,), (Write(a, b, exclusive=False),))],
         sizes=[8, 4, 4, 1],
-        asks=[c],
+        unpacks=[c],
     )
     assert simulate(trace, [True, True, True]).forward_live.tolist() == [4, 5, 5]
     assert simulate(trace, [True, False, True]).forward_live.tolist() == [4, 5, 8]
 
 
 def test_decisions_that_no_engine_could_follow_are_refused():
-    trace = step([((0,), (1,), ()), ((1,), (2,), ())], sizes=[8, 4, 4], asks=[2])
+    trace = step([((0,), (1,), ()), ((1,), (2,), ())], sizes=[8, 4, 4], unpacks=[2])
     with pytest.raises(ArgumentError, match="1 decisions for 2 ops"):
         simulate(trace, [True])
     with pytest.raises(ArgumentError, match="op 0 is to be made again"):
-        simulate(trace, [True, False], again={0})
+        simulate(trace, [True, False], released={0})
     pinned = replace(trace, ops=(replace(trace.ops[0], pinned="a collective"), trace.ops[1]))
     with pytest.raises(ArgumentError, match="cannot be recomputed: a collective"):
         simulate(pinned, [False, False])
@@ -155,12 +124,12 @@ def test_decisions_that_no_engine_could_follow_are_refused():
 
 def test_the_holders_at_the_peak_are_named_largest_first():
     a, b, c = 1, 2, 3
-    trace = step([((0,), (a,), ()), ((a,), (b,), ()), ((b,), (c,), ())], sizes=[8, 4, 6, 2], asks=[c])
+    trace = step([((0,), (a,), ()), ((a,), (b,), ()), ((b,), (c,), ())], sizes=[8, 4, 6, 2], unpacks=[c])
     simulator = Simulator(Problem(trace))
     keep = [True, False, False]
     assert simulator.holders(keep, (), PeakAt("forward", 1)) == [b, a]
-    assert simulator.holders(keep, (), PeakAt("ask", 0)) == [b, a]
-    assert simulator.run(keep).ask_live.tolist() == [10]
+    assert simulator.holders(keep, (), PeakAt("unpack", 0)) == [b, a]
+    assert simulator.run(keep).unpack_live.tolist() == [10]
 
 
 def test_a_step_without_ops_is_nothing():

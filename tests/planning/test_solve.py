@@ -11,10 +11,7 @@ from hypothesis import given, settings, strategies as st
 from lowtide._errors import ArgumentError, BudgetError
 from lowtide.planning import BASELINES, Problem, Simulator, simulate, smallest, solve
 from lowtide.planning.candidate import judged
-from lowtide.planning.greedy import solve_greedy
 from lowtide.planning.repair import repair
-from lowtide.planning.solve import _slowness
-from lowtide.planning.turns import from_plan
 
 from .naive import naive_simulation
 from .traces import gpt_trace, traces, training_traces, unet_trace, unfused_trace
@@ -45,8 +42,8 @@ def test_transformers_are_planned_close_to_the_bound(trace, share, gap, seconds)
     assert plan.predicted_peak_bytes <= budget
     assert plan.bound_step_s <= plan.predicted_step_s
     assert plan.gap < gap
-    again = simulate(trace, plan.keep, plan.again, turns=from_plan(Problem(trace), plan.turns))
-    assert (again.peak_bytes, again.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
+    released = simulate(trace, plan.keep, plan.released)
+    assert (released.peak_bytes, released.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
 
 
 def test_six_thousand_ops_are_planned_in_time():
@@ -105,10 +102,8 @@ def test_any_trace_gets_a_plan_that_fits_or_an_error_with_a_budget_that_works(tr
         assert refused.smallest_bytes > budget
         budget = refused.smallest_bytes
         plan = solve(trace, budget, deadline_s=5)
-    forward, asks, seconds, _ = naive_simulation(
-        trace, plan.keep, plan.again, turns=from_plan(Problem(trace), plan.turns)
-    )
-    assert max(forward + asks) == plan.predicted_peak_bytes <= budget
+    forward, unpacks, seconds, _ = naive_simulation(trace, plan.keep, plan.released)
+    assert max(forward + unpacks) == plan.predicted_peak_bytes <= budget
     assert plan.predicted_step_s == pytest.approx(trace.step_s + seconds)
 
 
@@ -132,14 +127,13 @@ def test_what_cannot_fit_is_explained():
 @pytest.mark.parametrize("make", [gpt_trace, unfused_trace])
 def test_the_smallest_budget_is_below_every_scheme_that_people_use(make):
     trace = make(6)
-    least = smallest(Simulator(Problem(trace)), deadline=time.monotonic() + 8)
+    least = smallest(Simulator(Problem(trace)))
     assert least.peak_bytes <= min(peak_of(trace, name) for name in BASELINES)
-    checked = simulate(trace, least.keep, least.again)
+    checked = simulate(trace, least.keep, least.released)
     assert checked.peak_bytes == least.peak_bytes
 
 
 def test_pinned_ops_are_kept_and_named():
-    from dataclasses import replace
 
     trace = gpt_trace(6)
     ops = tuple(replace(op, pinned="it draws") if "dropout" in op.module else op for op in trace.ops)
@@ -150,17 +144,6 @@ def test_pinned_ops_are_kept_and_named():
     assert sum(pin.count for pin in plan.pinned) == 12
 
 
-def test_greedy_fits_wherever_a_simple_scheme_does():
-    trace = gpt_trace(6)
-    simulator = Simulator(Problem(trace))
-    for name, rule in BASELINES.items():
-        known = simulator.run(rule(simulator.problem))
-        found = solve_greedy(simulator, known.peak_bytes, deadline=time.monotonic() + 10)
-        assert found is not None, name
-        assert found.peak_bytes <= known.peak_bytes
-        assert found.extra_s <= known.extra_s + 1e-12
-
-
 def test_a_plan_that_nearly_fits_is_repaired():
     trace = unet_trace(4)
     simulator = Simulator(Problem(trace))
@@ -168,7 +151,7 @@ def test_a_plan_that_nearly_fits_is_repaired():
     budget = int(0.95 * known.peak_bytes)
     repaired = repair(simulator, known, budget, deadline=time.monotonic() + 10)
     assert repaired is not None
-    assert simulate(trace, repaired.keep, repaired.again).peak_bytes == repaired.peak_bytes <= budget
+    assert simulate(trace, repaired.keep, repaired.released).peak_bytes == repaired.peak_bytes <= budget
     assert repair(simulator, known, 1, deadline=time.monotonic() + 5) is None
 
 
@@ -183,23 +166,3 @@ def test_budgets_and_deadlines_must_be_positive():
     for budget, deadline_s in ((0, 1.0), (-5, 1.0), (5, 0.0)):
         with pytest.raises(ArgumentError, match="must be positive"):
             solve(gpt_trace(1), budget, deadline_s=deadline_s)
-
-
-def test_the_smallest_is_found_again_after_a_fuller_profile_of_the_same_step():
-    trace = gpt_trace(6)
-    fuller = replace(
-        trace, asks=tuple(replace(a, other_bytes=a.other_bytes + (k * 7919) % 40_000) for k, a in enumerate(trace.asks))
-    )
-    assert fuller.fingerprint == trace.fingerprint
-    least = smallest(Simulator(Problem(trace)), deadline=time.monotonic() + 8)
-    smallest(Simulator(Problem(fuller)), deadline=time.monotonic() + 8)
-    again = smallest(Simulator(Problem(trace)), enough_bytes=least.peak_bytes, deadline=time.monotonic() + 8)
-    assert again.peak_bytes <= least.peak_bytes
-
-
-@pytest.mark.parametrize(
-    ("wall_s", "cpu_s", "slowness"),
-    [(0.1, 0.1, 1.0), (0.1, 0.11, 1.0), (0.3, 0.2, 1.5), (1.0, 0.01, 4.0), (0.1, 0.0, 4.0)],
-)
-def test_a_busy_machine_gets_more_time(wall_s, cpu_s, slowness):
-    assert _slowness(wall_s, cpu_s) == pytest.approx(slowness)

@@ -4,35 +4,19 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from lowtide.trace import TRACE_VERSION, Ask, Charge, Op, Trace, Value, Write
+from lowtide.records import TRACE_VERSION, Op, Trace, Unpack, Value, Write
 
 
 @st.composite
-def asks_for(draw, value: int, node: int, most_other: int) -> Ask:
+def asks_for(draw, value: int, node: int, most_other: int) -> Unpack:
     other = draw(st.integers(0, most_other))
-    return Ask(value, node, other, 1.0, rise_bytes=draw(st.integers(0, other)))
+    return Unpack(value, node, other, 1.0, rise_bytes=draw(st.integers(0, other)))
 
 
 @st.composite
-def overheads(draw, n: int) -> dict[str, object]:
-    """What following a plan for n ops takes besides the ops; now and then nothing."""
-    some = st.sampled_from((0.0, 0.5, 3.0))
-    charges = [
-        Charge(
-            tuple(sorted(draw(st.sets(st.integers(0, n - 1), max_size=4)))),
-            draw(some),
-            draw(st.none() | st.integers(0, number - 1)) if number else None,
-            draw(st.booleans()),
-        )
-        for number in range(draw(st.integers(0, 4)))
-    ]
-    return {
-        "noting_s": draw(some),
-        "charges": tuple(charges),
-        "attending_s": draw(some),
-        "replay_s": draw(some),
-        "cold_s_per_byte": draw(st.sampled_from((0.0, 0.25))),
-    }
+def overheads(draw) -> dict[str, object]:
+    """The time that a replay takes beside its kernel; now and then none."""
+    return {"replay_overhead_s": draw(st.sampled_from((0.0, 0.5, 3.0)))}
 
 
 @st.composite
@@ -77,18 +61,18 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
     for j, op in enumerate(ops):
         for v in op["inputs"]:
             read_by.setdefault(v, []).append(j)
-    asks: list[Ask] = []
+    unpacks: list[Unpack] = []
     if saved:
         groups = draw(st.lists(st.lists(st.sampled_from(saved), min_size=1, max_size=3), max_size=5 if nodes else 0))
         rest = [v for v in reversed(saved) if draw(st.integers(0, 9))]  # now and then one is never asked
         groups += [[v] for v in rest]
         for node, group in enumerate(groups):
-            asks += [draw(asks_for(v, node, 6)) for v in group]
+            unpacks += [draw(asks_for(v, node, 6)) for v in group]
     for v in made:
         last = max([values[v]["op"], *read_by.get(v, [])])
-        values[v]["dies"] = n if draw(st.integers(0, 5)) == 0 else draw(st.integers(last, n - 1))
-        if values[v]["dies"] == n and asks:
-            values[v]["freed_at_ask"] = draw(st.none() | st.integers(0, len(asks) - 1))
+        values[v]["user_holds_until"] = n if draw(st.integers(0, 5)) == 0 else draw(st.integers(last, n - 1))
+        if values[v]["user_holds_until"] == n and unpacks:
+            values[v]["freed_at_unpack"] = draw(st.none() | st.integers(0, len(unpacks) - 1))
     module = draw(modules(n))
     return Trace(
         version=TRACE_VERSION,
@@ -101,20 +85,20 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
                 outputs=tuple(op["outputs"]),
                 pinned="it draws" if pins and draw(st.integers(0, 6)) == 0 else None,
                 other_bytes=draw(st.integers(0, 6)),
-                again_s=draw(st.none() | st.just(0.5)),
+                replay_s=draw(st.none() | st.just(0.5)),
                 writes=tuple(
-                    Write(old, new, alone=old not in saved and read_by[old] == [j] and draw(st.booleans()))
+                    Write(old, new, exclusive=old not in saved and read_by[old] == [j] and draw(st.booleans()))
                     for old, new in op["writes"]
                 ),
             )
             for j, op in enumerate(ops)
         ),
-        values=tuple(Value(**{"dies": n, **value}) for value in values),
+        values=tuple(Value(**{"user_holds_until": n, **value}) for value in values),
         saved=tuple(saved),
-        asks=tuple(asks),
+        unpacks=tuple(unpacks),
         step_s=100.0,
         peak_bytes=0,
-        **draw(overheads(n)),
+        **draw(overheads()),
     )
 
 
@@ -160,24 +144,26 @@ class TraceMaker:
 
     def finish(self) -> Trace:
         n = len(self.ops)
-        dies = {}
+        user_holds_until = {}
         for j, op in enumerate(self.ops):
             for v in (*op["inputs"], *op["outputs"]):
-                dies[v] = j
-        dies[self.ops[-1]["outputs"][0]] = n  # the loss
-        asks, saved = [], {}
+                user_holds_until[v] = j
+        user_holds_until[self.ops[-1]["outputs"][0]] = n  # the loss
+        unpacks, saved = [], {}
         for node, (asked, grads) in enumerate(reversed(self.nodes)):
             done = self.parameter_bytes * node // len(self.nodes)
             for v in asked:
-                asks.append(Ask(v, node, self.parameter_bytes + done + grads, 0.0))
+                unpacks.append(Unpack(v, node, self.parameter_bytes + done + grads, 0.0))
                 saved[v] = True
         forward_s = sum(op["time_s"] for op in self.ops)
         return Trace(
             version=TRACE_VERSION,
             ops=tuple(Op(**op, other_bytes=self.parameter_bytes) for op in self.ops),
-            values=tuple(Value(dies=dies.get(v, n), **value) for v, value in enumerate(self.values)),
+            values=tuple(
+                Value(user_holds_until=user_holds_until.get(v, n), **value) for v, value in enumerate(self.values)
+            ),
             saved=tuple(sorted(saved)),
-            asks=tuple(asks),
+            unpacks=tuple(unpacks),
             step_s=3 * forward_s,
             peak_bytes=0,
         )
@@ -335,10 +321,10 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
             values.append({"nbytes": draw(st.integers(1, 9)), "op": j, "storage": len(values)})
         ops.append({"inputs": inputs, "outputs": outputs})
         nodes.append(draw(st.lists(st.sampled_from([*inputs, *outputs]), max_size=2, unique=True)))
-    asks = [draw(asks_for(v, node, 9)) for node, asked in enumerate(reversed(nodes)) for v in asked]
+    unpacks = [draw(asks_for(v, node, 9)) for node, asked in enumerate(reversed(nodes)) for v in asked]
     for j, op in enumerate(ops):
         for v in (*op["inputs"], *op["outputs"]):
-            values[v]["dies"] = j
+            values[v]["user_holds_until"] = j
     module = draw(modules(n))
     return Trace(
         version=TRACE_VERSION,
@@ -353,12 +339,12 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
             )
             for j, op in enumerate(ops)
         ),
-        values=tuple(Value(**{"dies": n, **value}) for value in values),
-        saved=tuple(sorted({ask.value for ask in asks})),
-        asks=tuple(asks),
+        values=tuple(Value(**{"user_holds_until": n, **value}) for value in values),
+        saved=tuple(sorted({unpack.value for unpack in unpacks})),
+        unpacks=tuple(unpacks),
         step_s=100.0,
         peak_bytes=0,
-        **draw(overheads(n)),
+        **draw(overheads()),
     )
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import cache
 
 from lowtide.planning import BASELINES, Problem, Simulator, lower_bound, simulate, solve
+from lowtide.records import Trace
 from lowtide.reporting.frontier import Frontier, Point
 from lowtide.reporting.report import Report
-from lowtide.trace import Trace
 from tests.planning.traces import gpt_trace
 
 HOSTILE = (

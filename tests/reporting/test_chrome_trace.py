@@ -34,7 +34,7 @@ def test_each_track_has_its_slices():
     assert len(by_track[REPLAY]) == report.plan.replayed_ops
     extra_s = report.plan.predicted_step_s - report.plan.plain_step_s
     assert sum(e["dur"] for e in by_track[REPLAY]) == pytest.approx(1e6 * extra_s)
-    assert [e["args"]["ask"] for e in by_track[BACKWARD]] == list(range(len(report.trace.asks)))
+    assert [e["args"]["unpack"] for e in by_track[BACKWARD]] == list(range(len(report.trace.unpacks)))
 
 
 def test_memory_is_counted():

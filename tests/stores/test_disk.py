@@ -17,9 +17,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide import ArgumentError
-from lowtide.profiling.meter import PeakMeter
+from lowtide.profiling.peak_meter import PeakMeter
 from lowtide.stores import DiskStore, HostStore, MemoryDouble, StoreError, Ticket
-from lowtide.stores._spooled_entry import SpooledEntry
+from lowtide.stores._disk_entry import DiskEntry
 
 from .tiers import assert_same, random_bits, wait_until
 
@@ -92,7 +92,7 @@ def test_a_stalled_disk_holds_up_puts_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_many_threads_may_want_the_same_value(tmp_path: Path) -> None:
-    with DiskStore(tmp_path, max_ahead_bytes=MIB) as store:
+    with DiskStore(tmp_path, max_prefetch_bytes=MIB) as store:
         tensors = [random_bits((MIB // 2,), torch.uint8, i) for i in range(4)]
         tickets = [store.put(tensor) for tensor in tensors]
         store.flush()
@@ -134,7 +134,7 @@ def test_a_value_larger_than_the_bound_is_written_at_once(tmp_path: Path) -> Non
 
 
 def test_prefetch_reads_in_order_and_no_further_than_its_bound(tmp_path: Path) -> None:
-    with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, max_ahead_bytes=3 * MIB, threads=1) as store:
+    with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, max_prefetch_bytes=3 * MIB, threads=1) as store:
         tensors = [random_bits((MIB,), torch.uint8, i) for i in range(8)]
         tickets = [store.put(tensor) for tensor in tensors]
         store.flush()
@@ -321,7 +321,7 @@ def test_a_value_dropped_while_it_is_read_is_read_to_the_end(tmp_path: Path) -> 
         tensor = random_bits((64 * MIB,), torch.uint8)
         ticket = store.put(tensor)
         store.flush()
-        entry = cast(SpooledEntry, ticket._entry)
+        entry = cast(DiskEntry, ticket._entry)
         got: list[torch.Tensor] = []
         thread = threading.Thread(target=lambda: got.append(store.fetch(ticket)))
         thread.start()

@@ -18,7 +18,7 @@ import torch
 
 from lowtide import ArgumentError, LowtideWarning
 from lowtide.stores import DamagedValueError, DiskStore, StoreError
-from lowtide.stores._spooled_entry import SpooledEntry, State
+from lowtide.stores._disk_entry import DiskEntry, State
 
 from .conftest import mount
 from .processes import Processes
@@ -138,7 +138,7 @@ def test_a_damaged_block_is_an_error_that_names_the_value(tmp_path: Path) -> Non
         for prefetch in (False, True):
             if prefetch:
                 store.prefetch(tickets[1])
-                entry = cast(SpooledEntry, tickets[1]._entry)
+                entry = cast(DiskEntry, tickets[1]._entry)
                 wait_until(lambda: entry.read is not None and entry.read.state is State.FAILED)
             with pytest.raises(DamagedValueError, match=r"'layer1.out'.*\(1048576, 3\).*block 3 of 3.*checksum"):
                 store.fetch(tickets[1])
@@ -164,7 +164,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_that_names_the_value(tmp_path: P
             for ticket, name in zip(tickets, [r"'layer7.out' \(", r"a value \("], strict=True):
                 if hinted:
                     store.prefetch(ticket)
-                    entry = cast(SpooledEntry, ticket._entry)
+                    entry = cast(DiskEntry, ticket._entry)
                     wait_until(lambda: entry.read is not None and entry.read.state is State.FAILED)
                     assert store.bytes_to_fetch(ticket) == 1000
                 with pytest.raises(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lowtide import ArgumentError
-from lowtide.profiling.meter import PeakMeter
+from lowtide.profiling.peak_meter import PeakMeter
 from lowtide.stores import DeviceStore, DiskStore, HostStore, MemoryDouble, Store, StoreError
 
 from .tiers import InstantCopies, InstantCopy, assert_same, once_somebody_waits, random_bits, wait_until

@@ -37,7 +37,7 @@ class InstantCopies:
 
 TIERS: dict[str, Callable[[Path], Store]] = {
     "device": lambda directory: DeviceStore(),
-    "disk": lambda directory: DiskStore(directory, max_in_flight_bytes="1 MiB", max_ahead_bytes="512 KiB"),
+    "disk": lambda directory: DiskStore(directory, max_in_flight_bytes="1 MiB", max_prefetch_bytes="512 KiB"),
     "disk, one thread, small bounds": lambda directory: DiskStore(directory, max_in_flight_bytes=2048, threads=1),
     "host, instant copies": lambda directory: HostStore(max_in_flight_bytes=4096, copies=InstantCopies()),
     "memory double": lambda directory: MemoryDouble(),
@@ -88,7 +88,7 @@ def once_somebody_waits(store: DiskStore, act: Callable[[], object], after_secon
     """Do something when a thread has been waiting for the store for a while."""
 
     def watch() -> None:
-        wait_until(lambda: len(store._spooler._bells) > 0)
+        wait_until(lambda: len(store._spooler._waiters) > 0)
         time.sleep(after_seconds)
         act()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import schedules
-from ._accounts import StoredEntry, StoreStats
 from ._report import GradReport
+from ._store_stats import StoredEntry, StoreStats
 from ._taylor import TaylorResult, taylor_test
 from .adjoint import grad
 from .checkpointer import Checkpointer, CheckpointerStats

@@ -184,7 +184,7 @@ def describe(tree: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What is needed, besides the elements in a row, to make an array again."""
+    """Metadata that, with the elements in a row, rebuilds an array."""
 
     library: str
     dtype: Any

@@ -1,4 +1,4 @@
-"""The disk tier: rows of bytes in one private scratch file that nobody else can find.
+"""The disk tier: rows of bytes in one private, unnamed scratch file.
 
 The file is made with mode 0600 and has no name from the moment it is open where the operating system allows
 that (elsewhere it is removed when it is closed), so nothing stays behind, not even after a crash. Raw bytes

@@ -15,11 +15,11 @@ from .._errors import ArgumentError
 from .._units import parse_bytes
 from . import schedules
 from ._arrays import copy
-from ._execute import DIGEST_BYTES, Executor, Functions
-from ._needs import Needs
-from ._notes import note
+from ._exception_notes import add_note
+from ._executor import DIGEST_BYTES, Executor, Functions
 from ._progress import Progress
 from ._report import GradReport
+from ._sweep_memory import SweepMemory
 from .schedules import Advance, Schedule
 from .schedules._online import Online
 from .store import ActivationStore
@@ -60,7 +60,7 @@ def grad(
       tier of the schedule.
     - `tape_step(state, i) -> (state, tape)` and `adjoint_tape(tape, adjoint, i)`: with them a slot may hold
       what reversing a step needs, which takes fewer steps (`schedules.mixed`).
-    - `check_determinism` compares every state that is made again with the first one, by 8 bytes a step (part
+    - `check_determinism` compares every recomputed state with the first one, by 8 bytes a step (part
       of the budget, unless n is None).
 
     >>> import numpy as np
@@ -95,8 +95,8 @@ def grad(
     if schedule is None:
         fixed_bytes = scratch_bytes + (DIGEST_BYTES * (n or 0) if check_determinism else 0)
         if slots is None:
-            needs = Needs.measured(functions, state, adjoint, stores["memory"])
-            slots = needs.slots(n, budget_bytes, stores["memory"], fixed_bytes)
+            memory = SweepMemory.measured(functions, state, adjoint, stores["memory"])
+            slots = memory.slots(n, budget_bytes, stores["memory"], fixed_bytes)
         schedule = _chosen(n, slots, tape_step)
     if "disk" not in stores and schedule.peak_slots.disk:
         stores["disk"] = ActivationStore(evict="error", tier="disk")
@@ -180,7 +180,7 @@ def _ends(stop: Stop, state: Any, i: int) -> bool:
     try:
         return stop(state, i)
     except Exception as error:
-        note(error, f"in stop(x_{i}, {i})")
+        add_note(error, f"in stop(x_{i}, {i})")
         raise
 
 

@@ -1,7 +1,7 @@
-"""`Checkpointer`: a list of layers run forward with few activations stored, and backward with the rest made again.
+"""`Checkpointer`: a list of layers run forward with few activations stored, and backward with the rest recomputed.
 
 The rule says which layer outputs are stored; the input always is. Backward goes from stored activation to
-stored activation: what lies between two of them is recomputed once, used, and let go layer by layer, so at
+stored activation: what lies between two of them is recomputed once, used, and released layer by layer, so at
 most one segment is alive beside the store. Layers must give the same output for the same input; randomness
 is theirs to reproduce. Parameter gradients are the business of the function that reverses a layer.
 """
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from .._errors import ArgumentError, BudgetError, MissingCheckpointError, ReplayMismatchError
 from ..policies import Decision, EveryN, KeepAll, OpInfo, Policy, as_policy
 from ._arrays import copy, describe, detach, flatten, nbytes
-from ._notes import note
+from ._exception_notes import add_note
 from .store import ActivationStore
 
 Layers: TypeAlias = Sequence[Any] | Mapping[str, Any]
@@ -124,12 +124,12 @@ class Checkpointer:
         except BudgetError:
             if self.store.evict == "error":
                 raise
-            return False  # it can be made again, like anything that was evicted
+            return False  # it can be recomputed, like an evicted value
         self._mine.append(i)
         return True
 
     def recompute(self, layer: int | str, layers: Layers, forward_fn: ForwardFn | None = None) -> Any:
-        """The output of `layer`: the stored one, or made again from the nearest stored one before it."""
+        """The output of `layer`: the stored one, or recomputed from the nearest stored one before it."""
         named, run = self._known(layers), forward_fn or _call
         index = _index(layer, named)
         start = self._nearest(index + 1)
@@ -149,7 +149,7 @@ class Checkpointer:
     ) -> Any:
         """The gradient for the input of the chain, given `grad` for its output.
 
-        Stored activations are let go as they are passed, unless `retain` keeps them for another backward.
+        Stored activations are released as they are passed, unless `retain` keeps them for another backward.
         """
         named, run = self._known(layers), forward_fn or _call
         _check_gradient(grad, self._output, f"the output of the chain is {self._known_shapes()[-1]}")
@@ -175,7 +175,7 @@ class Checkpointer:
                 try:
                     grad = backward_fn(layer, x, grad)
                 except Exception as error:
-                    note(error, f"in the backward of layer {i} ({name})")
+                    add_note(error, f"in the backward of layer {i} ({name})")
                     raise
                 del x
                 _check_gradient(grad, shapes, f"the input of layer {i} ({name}) is {seen}")
@@ -226,7 +226,7 @@ class Checkpointer:
                 return i
         raise MissingCheckpointError(
             f"the input of layer {boundary} is not stored, nor is anything before it, not even the chain's "
-            "input: backward lets activations go as it passes them, so run forward again, or pass retain=True"
+            "input: backward releases activations as it passes them, so run forward again, or pass retain=True"
         )
 
     def _again(self, run: ForwardFn, i: int, named: list[tuple[str, Any]], x: Any) -> Any:
@@ -250,7 +250,7 @@ def _run(run: ForwardFn, name: str, i: int, layer: Any, x: Any) -> Any:
     try:
         return run(layer, x)
     except Exception as error:
-        note(error, f"in the forward of layer {i} ({name})")
+        add_note(error, f"in the forward of layer {i} ({name})")
         raise
 
 

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeAlias
 
 from .._errors import ArgumentError, BudgetError, MissingCheckpointError
 from .._units import format_bytes, parse_bytes
-from ._accounts import StoredEntry, StoreStats
 from ._arrays import (
     Blueprint,
     array_bytes,
@@ -32,6 +31,7 @@ from ._arrays import (
 )
 from ._disk import Extent, ScratchFile
 from ._precision import Packed, check_precision, pack, unpack
+from ._store_stats import StoredEntry, StoreStats
 
 Evict: TypeAlias = Literal["oldest", "cheapest", "largest", "error"]
 Precision: TypeAlias = Literal["exact", "float16", "bfloat16", "int8"]
@@ -106,7 +106,7 @@ class ActivationStore:
     def put(self, key: Hashable, value: Any, cost: float = 1.0, *, pinned: bool = False) -> tuple[Hashable, ...]:
         """Store a copy of `value` under `key`, and return the keys that were evicted for it.
 
-        An older value of that key is replaced; it is let go only when the new one is safely stored, so for a
+        An older value of that key is replaced; it is released only when the new one is safely stored, so for a
         moment both exist. A `pinned` entry counts like any other but is never evicted. When the entry cannot
         fit whatever is evicted, `BudgetError` is raised and nothing has changed.
         """
@@ -186,13 +186,13 @@ class ActivationStore:
                 f"{what}, more than the whole budget of {format_bytes(self.budget_bytes)}: it was not stored "
                 "and nothing was evicted. Raise budget=, or store narrower with precision="
             )
-        room = []
+        memory_budget = []
         if self.budget_bytes is not None:
-            room.append(f"{format_bytes(used)} of {format_bytes(self.budget_bytes)} are in use")
+            memory_budget.append(f"{format_bytes(used)} of {format_bytes(self.budget_bytes)} are in use")
         if self.slots is not None:
-            room.append(f"{len(others)} of {self.slots} slots are taken")
+            memory_budget.append(f"{len(others)} of {self.slots} slots are taken")
         why = "evict='error' lets nothing go" if self.evict == "error" else "what is left is pinned"
-        return f"{what}, but {' and '.join(room)}, and {why}: it was not stored and nothing was evicted"
+        return f"{what}, but {' and '.join(memory_budget)}, and {why}: it was not stored and nothing was evicted"
 
     def _spill(self, leaves: list[Any]) -> list[Any]:
         """The leaves with their arrays written to disk: all of them, or none."""
@@ -230,20 +230,20 @@ class ActivationStore:
             return value
 
     def remove(self, key: Hashable) -> None:
-        """Let `key` go; `MissingCheckpointError` if it is not there."""
+        """Remove `key`; `MissingCheckpointError` if it is not stored."""
         with self._lock:
             if key not in self._held:
                 raise MissingCheckpointError(self._missing(key))
             self._drop(key)
 
     def clear(self) -> None:
-        """Let everything go. The counters of `stats()` go on."""
+        """Remove everything. The counters of `stats()` go on."""
         with self._lock:
             for key in list(self._held):
                 self._drop(key)
 
     def close(self) -> None:
-        """Let everything go and give the scratch file back. A closed disk store takes no more."""
+        """Remove everything and close the scratch file. A closed disk store accepts no more values."""
         with self._lock:
             self.clear()
             if self._scratch is not None:
@@ -280,7 +280,7 @@ class ActivationStore:
             self._evictions += 1
 
     def _drop(self, key: Hashable) -> None:
-        """Let `key` go, if it is there, with its bytes."""
+        """Remove `key`, if stored, with its bytes."""
         held = self._held.pop(key, None)
         if held is None:
             return

@@ -18,7 +18,7 @@ from torch import nn
 
 from .._errors import ArgumentError, MissingPackageError
 from .._units import format_bytes
-from ._failing import Failure, others_code
+from ._failures import Failure, others_code
 from ._memory import available_bytes
 
 SEQ, IMAGE = 128, 224

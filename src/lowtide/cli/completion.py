@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from ._failing import Failure, PlainCommand
+from ._failures import Failure, PlainCommand
 
 SHELLS = ("bash", "zsh", "fish")
 

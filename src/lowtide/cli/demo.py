@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ._failing import PlainCommand
+from ._failures import PlainCommand
 
 
 @click.command(cls=PlainCommand)
@@ -21,6 +21,6 @@ def demo(layers: int, steps: int) -> None:
       lowtide demo
       lowtide demo --layers 12 --steps 3
     """
-    from ._contest import run
+    from ._demo_run import run
 
     run(layers, steps)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._failing import FAILED, PlainCommand
+from ._failures import FAILED, PlainCommand
 from ._options import Outputs, new_file, talk_options
 
 if TYPE_CHECKING:
-    from ._checkup import Checkup
+    from ._doctor_checks import Checkup
 
 
 @click.command(cls=PlainCommand)
@@ -37,8 +37,8 @@ def doctor(ctx: click.Context, path: str | None, directory: str | None, quiet: b
       lowtide doctor --directory /scratch
       lowtide doctor --json - | python -m json.tool
     """
-    from ._answers import show, write_json
-    from ._checkup import check_up
+    from ._doctor_checks import check_up
+    from ._output import show, write_json
     from ._progress import telling
 
     with telling(quiet=quiet, verbosity=verbose) as teller:

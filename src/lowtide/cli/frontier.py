@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ._failing import PlainCommand
+from ._failures import PlainCommand
 from ._options import (
     PRESET_LIST,
     choice_and_outputs,
@@ -44,19 +44,19 @@ def frontier(
     """
     choice, outputs = choice_and_outputs(options)
 
-    from .._plan import frontier_of
-    from ..fitting.solving import link_named
+    from ..codecs.costs import codec_costs_for
+    from ..fitting.make_plan import link_named
+    from ..fitting.plan import frontier_of
     from ..planning import solve
-    from ..profiling.packings import packings_for
     from ..reporting.report import Report
-    from ._answers import check_can_draw, save, show, write_json
+    from ._model_choice import find_subject
+    from ._output import check_can_draw, save, show, write_json
     from ._progress import telling
-    from ._subject import find_subject
 
     check_can_draw(outputs)
     with telling(quiet=quiet, verbosity=verbose) as teller:
         trace = find_subject(choice).trace(teller)
-        ways: dict[str, Any] = {"link": link_named(store), "packings": packings_for(trace, codecs)}
+        ways: dict[str, Any] = {"link": link_named(store), "codec_costs": codec_costs_for(trace, codecs)}
         teller.phase(f"making {points} plans", total=points)
         found = frontier_of(trace, points, **ways, deadline_s=deadline, progress=teller.done)
         if outputs.html is not None:

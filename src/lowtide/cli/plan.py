@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ._failing import TOO_SMALL, PlainCommand
+from ._failures import TOO_SMALL, PlainCommand
 from ._options import (
     PRESET_LIST,
     choice_and_outputs,
@@ -71,11 +71,11 @@ def plan(
     choice, outputs = choice_and_outputs(options)
 
     from .._errors import BudgetError
-    from ..fitting.solving import link_named
-    from ._answers import check_can_draw, refusal, show, write_json
-    from ._asking import Fits, Search, fits, largest_batch, said_of
+    from ..fitting.make_plan import link_named
+    from ._model_choice import find_subject
+    from ._output import check_can_draw, refusal, show, write_json
     from ._progress import telling
-    from ._subject import find_subject
+    from ._search import Fits, Search, fits, largest_batch, said_of
 
     check_can_draw(outputs)
     with telling(quiet=quiet, verbosity=verbose) as teller:

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from .._errors import ArgumentError
-from ..running.ending import Ending
-from ..running.program import Program
-from ..running.settings import Settings
-from ._failing import PlainCommand
+from ..runner.ending import Ending
+from ..runner.program import Program
+from ..runner.settings import Settings
+from ._failures import PlainCommand
 from ._options import codec_option, new_file, size, store_option
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -181,25 +181,16 @@ class Chooser:
         return tuple(sorted(paying, key=lambda one: (max(one.burden, least), -one.round_trip_bytes_per_second)))
 
 
-def measure(
-    codec: Codec, tensor: Tensor, rounds: int = 2, before: Callable[[], object] | None = None
-) -> Measurement | None:
-    """Ratio and speed of a codec on `tensor`, the better of some rounds; None where it does not apply.
-
-    `before` is called before each encoding and decoding, and not timed.
-    """
+def measure(codec: Codec, tensor: Tensor, rounds: int = 2) -> Measurement | None:
+    """Ratio and speed of a codec on `tensor`, the better of some rounds; None where it does not apply."""
     encode_s = decode_s = float("inf")
     encoded = None
     for _ in range(rounds):
-        if before is not None:
-            before()
         start = _now(tensor)
         encoded = codec.encode(tensor)
         encode_s = min(encode_s, _now(tensor) - start)
         if encoded is None:
             return None
-        if before is not None:
-            before()
         start = _now(tensor)
         codec.decode(encoded)
         decode_s = min(decode_s, _now(tensor) - start)

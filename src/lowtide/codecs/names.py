@@ -15,9 +15,9 @@ from .constant import Constant
 from .fp8 import FP8
 from .fp16 import FP16
 from .int8 import Int8
+from .lossless_bytes import Bytes
 from .mask import Mask
 from .narrow import Narrow
-from .packed_bytes import Bytes
 from .sparse import Sparse
 
 CODECS: dict[str, Codec] = {

@@ -1,72 +1,73 @@
-"""Which models are fitted, and the two hooks by which they say that they are called."""
+"""Fitted models, and the two hooks by which they announce their calls."""
 
 from __future__ import annotations
 
 import sys
-import weakref
 from typing import Any
 
 from torch import nn
 
 from .._errors import ArgumentError
-from . import steps
-from .fitted import Fitted
-
-_states: weakref.WeakKeyDictionary[nn.Module, Fitted] = weakref.WeakKeyDictionary()
-_hooks: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+from .fitted_model import FittedModel
+from .steps import fitting_state
 
 
 class BeforeForward:
-    """The hook that begins a step. Pickles as itself, and does nothing in a model that is not fitted."""
+    """The hook that begins a step. It can be pickled, and does nothing in a model that is not fitted."""
 
     def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """The model is called."""
-        state = _states.get(model)
-        if state is not None:
-            state.before_forward(model, args, kwargs)
+        fitted = fitting_state().models.get(model)
+        if fitted is not None:
+            fitted.before_forward(model, args, kwargs)
 
 
 class AfterForward:
     """The hook that ends a forward pass."""
 
     def __call__(self, model: nn.Module, args: Any, output: Any) -> None:
-        """The model has returned, or raised."""
-        state = _states.get(model)
-        if state is not None:
-            state.after_forward(failed=sys.exc_info()[0] is not None)
+        """The model has returned or raised."""
+        fitted = fitting_state().models.get(model)
+        if fitted is not None:
+            fitted.after_forward(failed=sys.exc_info()[0] is not None)
 
 
-def enter(model: nn.Module, state: Fitted, *, hooked: bool = True) -> None:
-    """The model is fitted from now on; if it was, then anew. Not `hooked`: somebody else tells the state of calls."""
+def enter(model: nn.Module, fitted: FittedModel, *, hooked: bool = True) -> None:
+    """Register a fitted model, in place of an earlier registration.
+
+    Without `hooked` the caller announces the calls of the model.
+    """
     leave(model)
-    _states[model] = state
+    state = fitting_state()
+    state.models[model] = fitted
     if hooked:
-        _hooks[model] = [
+        state.hooks[model] = [
             model.register_forward_pre_hook(BeforeForward(), with_kwargs=True, prepend=True),
             model.register_forward_hook(AfterForward(), always_call=True),
         ]
-    steps.watch_backward()
+    state.wrap_backward()
 
 
 def leave(model: nn.Module) -> None:
-    """The model is not fitted any more; nothing happens if it was not."""
-    state = _states.pop(model, None)
-    if state is not None:
-        for hook in _hooks.pop(model, ()):
+    """Remove a model, if it is fitted."""
+    state = fitting_state()
+    fitted = state.models.pop(model, None)
+    if fitted is not None:
+        for hook in state.hooks.pop(model, ()):
             hook.remove()
-        state.close()
-    if not _states:
-        steps.leave_backward_alone()
+        fitted.close()
+    if not state.models:
+        state.unwrap_backward()
 
 
 def is_fitted(model: nn.Module) -> bool:
-    """Whether calls of this model are steps."""
-    return model in _states
+    """Whether the model is fitted."""
+    return model in fitting_state().models
 
 
-def state_of(model: nn.Module) -> Fitted:
-    """What is known about a fitted model."""
-    state = _states.get(model)
-    if state is None:
+def state_of(model: nn.Module) -> FittedModel:
+    """Return what is known about a fitted model. Raises `ArgumentError` if it is not fitted."""
+    found: FittedModel | None = fitting_state().models.get(model)
+    if found is None:
         raise ArgumentError("this model is not fitted: call lowtide.fit(model, budget=...) first")
-    return state
+    return found

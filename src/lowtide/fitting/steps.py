@@ -1,6 +1,6 @@
 """Steps: from the call of a fitted model to the end of the backward pass through it.
 
-Recording begins when the model is called and, where nothing else is in the way, goes on until backward begins, so
+Recording starts when the model is called. It continues until backward begins if no other mode or hook is active, so
 that a loss outside the model belongs to the step.
 """
 
@@ -9,152 +9,164 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from ..engine import watching
-from ..engine.budgeting import BudgetedRecorder
-from ..engine.part_gradients import copied
-from ..engine.planned import PlannedRecorder
-from ..engine.recorder import Recorder
-from ..engine.scope import saving
-from ..engine.torch_private import innermost_mode, makes_graph, next_node_number, saving_hooks, wrap_backward
-from ..engine.watching import Watch
-from .kinds import Kind
+from torch import nn
 
-
-class Owner(Protocol):
-    """Whose steps these are."""
-
-    def after_backward(self, step: Step) -> None:
-        """A backward pass through a step has ended."""
-
-
-class StepScope(saving):
-    """The scope of one step."""
-
-    _nests = False
-
-    def __init__(self, recorder: BudgetedRecorder) -> None:
-        super().__init__(recorder.policy)
-        self._given = recorder
-
-    def _open(self) -> Recorder:
-        if not isinstance(self._given, PlannedRecorder):
-            watching.begin(self._given.room)
-        return self._given
-
-    def _closed(self, recorder: Recorder) -> None:
-        watching.end(self._given.room)
+from ..engine.memory.budget import MemoryBudget
+from ..engine.recording.backward import BackwardMode, NodeSpan, spans_reached
+from ..engine.recording.gradient_copies import copied
+from ..engine.recording.recorder import Recorder
+from ..engine.runtime import Runtime, current_runtime
+from ..engine.scopes.recording_scope import RecordingScope
+from ..engine.strategies.planned import PlannedStrategy
+from ..torch_compat import innermost_mode, makes_graph, next_node_number, saving_hooks, wrap_backward
 
 
 class Step:
-    """One step: from the call of the model to the end of the backward pass through it.
+    """One step. Without a recorder it runs as plain PyTorch and is only counted."""
 
-    Without a recorder it is plain PyTorch's, and only counted.
-    """
-
-    def __init__(self, owner: Owner, kind: Kind, recorder: BudgetedRecorder | None, outside_bytes: int) -> None:
+    def __init__(
+        self,
+        owner: object,
+        finish: Callable[[Step], None],
+        recorder: Recorder | None = None,
+        planned: PlannedStrategy | None = None,
+        bytes_before: int = 0,
+    ) -> None:
+        """Start a step. `finish` is called after its backward pass. `bytes_before` were alive before it."""
         self.owner = owner
-        self.kind = kind
+        self.finish = finish
         self.recorder = recorder
-        self.outside_bytes = outside_bytes
+        self.planned = planned
+        self.bytes_before = bytes_before
         self.thread = threading.get_ident()
-        self.span = watching.Span(recorder.room if recorder is not None else None)
-        self.started = time.perf_counter()
-        # Others may end what they began before us only after we have ended: then we cannot stay open.
+        budget: MemoryBudget | None = recorder.strategy.memory_budget if recorder is not None else None
+        self.span = NodeSpan(budget)
+        self.started_s = time.perf_counter()
+        # Modes and hooks are removed in the order of a stack. If others are active, this scope cannot stay open.
         self.may_stay_open = innermost_mode() is None and saving_hooks() is None
-        self._scope = StepScope(recorder) if recorder is not None else None
+        self._scope = RecordingScope(current_runtime(), recorder) if recorder is not None else None
         if self._scope is not None:
-            self._scope.__enter__()
+            self._scope.open()
 
     @property
     def is_forward(self) -> bool:
-        """Whether what is done now may belong to it."""
+        """Whether recording is on."""
         return self.span.end is None
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether a backward pass through it can still come, as far as that is known."""
-        return self.recorder is not None and self.recorder.tape.has_handles()
+    def is_needed(self) -> bool:
+        """Whether a backward pass through it may still come."""
+        return self.recorder is not None and self.recorder.context.has_handles()
+
+    @property
+    def follows_plan(self) -> bool:
+        """Whether the step has followed a plan so far."""
+        return self.planned is not None and self.planned.left_at is None
 
     def end_forward(self) -> None:
         """Stop recording."""
         if self.is_forward:
             self.span.end = next_node_number()
-        step_scope, self._scope = self._scope, None
-        if step_scope is not None:
-            step_scope.__exit__(None, None, None)
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            scope.close()
 
 
-OPEN: list[Step] = []
-"""The steps whose backward pass has not ended, in the order in which they began."""
+class FittingState:
+    """The fitted models and open steps of one runtime."""
+
+    def __init__(self) -> None:
+        self.models: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+        self.hooks: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+        self._open_steps: list[Step] = []  # in the order in which they began
+        self._unwrap: Callable[[], None] | None = None
+
+    def add(self, step: Step) -> None:
+        """Add a step whose backward pass has not ended."""
+        self._open_steps.append(step)
+
+    def remove(self, step: Step) -> bool:
+        """Remove a step. Return whether it was open."""
+        if step not in self._open_steps:
+            return False
+        self._open_steps.remove(step)
+        return True
+
+    def steps_of(self, owner: object) -> list[Step]:
+        """Return the open steps of a fitted model."""
+        return [step for step in self._open_steps if step.owner is owner]
+
+    def steps_of_thread(self) -> list[Step]:
+        """Return the open steps of this thread."""
+        return [step for step in self._open_steps if step.thread == threading.get_ident()]
+
+    def wrap_backward(self) -> None:
+        """End steps with the backward pass through them."""
+        if self._unwrap is None:
+            self._unwrap = wrap_backward(self._around_backward, outermost=True)
+
+    def unwrap_backward(self) -> None:
+        """No model is fitted any more."""
+        if self._unwrap is not None:
+            self._unwrap()
+            self._unwrap = None
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            mine = self.steps_of_thread()
+            for step in mine:
+                step.end_forward()
+            passed = spans_reached(roots, [s.span for s in mine]) if mine else set()
+            through = [s for s in mine if s.span in passed]
+            makes_a_graph = makes_graph((roots, *args))
+            try:
+                with _measured(through, makes_a_graph), copied(roots, _oldest_copied(through, makes_a_graph)):
+                    for step in through:
+                        if step.planned is not None:
+                            step.planned.backward_begins()
+                    out = original(roots, *args, **kwargs)
+            except BaseException:
+                for step in through:  # the rest of the step is of no use
+                    self.remove(step)
+                raise
+            for step in through:
+                if self.remove(step):
+                    step.finish(step)
+            return out
+
+        return run
 
 
-def of_this_thread() -> list[Step]:
-    """The open steps that began in this thread."""
-    return [step for step in OPEN if step.thread == threading.get_ident()]
+def fitting_state(runtime: Runtime | None = None) -> FittingState:
+    """Return the fitted models and open steps of a runtime, by default the current one."""
+    runtime = current_runtime() if runtime is None else runtime
+    if runtime.fitting is None:
+        runtime.fitting = FittingState()
+    state: FittingState = runtime.fitting
+    return state
 
 
 def is_in_forward() -> bool:
-    """Whether what this thread does now belongs to a step."""
-    return any(step.is_forward for step in of_this_thread())
+    """Whether the code of this thread runs inside the forward pass of a step."""
+    return any(step.is_forward for step in fitting_state().steps_of_thread())
 
 
-def forget(step: Step) -> bool:
-    """Take a step off the list; whether it was on it."""
-    if step not in OPEN:
-        return False
-    OPEN.remove(step)
-    return True
+def _measured(through: list[Step], makes_a_graph: bool) -> contextlib.AbstractContextManager[Any]:
+    """Measure the peak of backward, if all steps follow their plans and one of them has a meter."""
+    recorded = [step for step in through if step.recorder is not None]
+    meter = next((s.planned.meter for s in recorded if s.planned is not None and s.planned.meter is not None), None)
+    if meter is None or makes_a_graph or not all(step.follows_plan for step in recorded):
+        return contextlib.nullcontext()
+    return BackwardMode(meter)
 
 
-def _around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
-        mine = of_this_thread()
-        for step in mine:
-            step.end_forward()
-        passed = watching.spans_reached(roots, [s.span for s in mine]) if mine else set()
-        through = [s for s in mine if s.span in passed]
-        recorders = [s.recorder for s in through if s.recorder is not None]
-        unplanned = any(getattr(recorder, "differs_at", 0) is not None for recorder in recorders)
-        gauge = next((g for recorder in recorders if (g := getattr(recorder, "gauge", None)) is not None), None)
-        graph = makes_graph((roots, *args))
-        measured = Watch(gauge) if gauge is not None and not unplanned and not graph else contextlib.nullcontext()
-        try:
-            with measured, copied(roots, None if graph else _oldest_copied(through)):
-                for recorder in recorders:
-                    if isinstance(recorder, PlannedRecorder):
-                        recorder.backward_begins()
-                out = original(roots, *args, **kwargs)
-        except BaseException:
-            for step in through:  # what is left of it is of no use
-                forget(step)
-            raise
-        for step in through:
-            if forget(step):
-                step.owner.after_backward(step)
-        return out
-
-    return run
-
-
-def _oldest_copied(steps: list[Step]) -> int | None:
-    """The number from which on backward nodes belong to steps whose plans have gradients copied."""
-    copying = [step for step in steps if isinstance(step.recorder, PlannedRecorder) and step.recorder.copies_gradients]
+def _oldest_copied(through: list[Step], makes_a_graph: bool) -> int | None:
+    """Return the first autograd node of the steps whose plans copy gradients."""
+    if makes_a_graph:
+        return None
+    copying = [step for step in through if step.planned is not None and step.planned.copies_gradients]
     return min((step.span.first for step in copying), default=None)
-
-
-_undo: list[Callable[[], None]] = []
-
-
-def watch_backward() -> None:
-    """From now on steps end with the backward pass through them."""
-    if not _undo:
-        _undo.append(wrap_backward(_around_backward, outermost=True))
-
-
-def leave_backward_alone() -> None:
-    """Nobody has steps any more."""
-    if _undo:
-        _undo.pop()()

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from .._errors import LowtideError
+from ..records.plan import WHEN_BACKWARD_BEGINS
+from .prefetch import Fetch, PrefetchQueue
 from .problem import Problem
-from .reading import WHEN_BACKWARD_BEGINS, Fetch, Reading
-from .turns import Turns, by_ask, is_seen
 
 
 class TooManyReplaysError(LowtideError):
@@ -29,13 +29,13 @@ class Watcher(Protocol):
     def waits(self, seconds: float) -> None:
         """The step waits for the store."""
 
-    def unpacks(self, ask: int, value: int, seconds: float, scratch_bytes: int) -> None:
+    def decompresses(self, unpack: int, value: int, seconds: float, scratch_bytes: int) -> None:
         """A value is being unpacked for this ask."""
 
-    def unpacked(self, value: int, packed_bytes: int) -> None:
+    def decompressed(self, value: int, compressed_bytes: int) -> None:
         """A value is no longer held packed."""
 
-    def moment(self, ask: int, replayed: int | None, scratch_bytes: int) -> None:
+    def moment(self, unpack: int, replayed: int | None, scratch_bytes: int) -> None:
         """An op is being replayed for this ask, with results that nobody wants; or (None) the ask is answered."""
 
 
@@ -46,33 +46,29 @@ class Backward:
         self,
         problem: Problem,
         keep: Sequence[int | bool],
-        again: frozenset[int],
+        released: frozenset[int],
         wanted_until: list[int],
         max_replays: int | None,
         away: Sequence[int],
-        read_after: Mapping[int, int],
-        turns: Turns,
+        prefetch_after: Mapping[int, int],
     ) -> None:
         n = problem.n_ops
         self.problem = problem
         self._keep = keep
-        self._again = set(again)  # ops whose results do not rest now
-        self._turns = by_ask(turns)
-        self._last_turn = {op: asks[-1] for op, asks in turns.items()}
-        self._turning: set[int] = set()  # since the last ask that the engine has seen
-        self.extra_s = self.waited_s = 0.0
+        self._again = released  # recomputed ops whose values are released after use
+        self.extra_s = self.store_wait_s = 0.0
         self.replayed_ops = 0
         self.replays = [0] * n
         self.watching = False
         self.seen: list[int] = []
         self.watcher: Watcher | None = None
-        self.read_after = read_after
+        self.prefetch_after = prefetch_after
         self.fetches: list[Fetch] = []
         self.answers: list[int] = []
         """By ask: the most bytes of ours alive."""
         self.begun_bytes = 0
         """Of what is read from the beginning on."""
-        self._reading = Reading(problem, away, read_after)
+        self._reading = PrefetchQueue(problem, away, prefetch_after)
         self._own_s = 0.0  # what it has taken, without waiting for the store
         self._most_bytes = 0  # since the last fetch, of everybody
         self._limit = max_replays
@@ -89,7 +85,7 @@ class Backward:
         self._live = 0
         self._pushes: dict[int, int] = {}  # in the resolve at hand: ops that wait for a value
         self._away = frozenset(away)  # in the store, which is left alone by reading, or packed
-        self._packed = {v: problem.resting_bytes(v) for v in away if problem.packing[v] is not None}
+        self._packed = {v: problem.resting_bytes(v) for v in away if problem.codec_cost[v] is not None}
         self._live += sum(self._packed.values())
         for j in range(n):
             if not keep[j] and any(wanted_until[v] >= n for v in problem.outputs[j]):
@@ -97,12 +93,12 @@ class Backward:
                 for v in problem.inputs[j]:
                     self._wants[v] += 1
         for v in range(problem.n_values):
-            maker = problem.maker[v]
-            if maker < 0:
+            producer = problem.producer[v]
+            if producer < 0:
                 continue
             if v in self._away:
                 continue
-            if keep[maker] and self._wants[v]:
+            if keep[producer] and self._wants[v]:
                 self._resident[v] = True
                 self._live += problem.nbytes[v]
                 if problem.natural_last_ask[v] >= 0:
@@ -114,7 +110,7 @@ class Backward:
     def follow(self) -> None:
         """All of it."""
         self.begin()
-        self.answers = [self.answer(k) for k in range(self.problem.n_asks)]
+        self.answers = [self.answer(k) for k in range(self.problem.n_unpacks)]
 
     def begin(self) -> None:
         """Backward begins."""
@@ -126,13 +122,12 @@ class Backward:
         """Answer ask k; the most bytes of ours alive beside the most of others, which come when it is answered."""
         problem = self.problem
         self._ask = k
-        self._turn(k)
         most = self._live
         self._saw(most)
         if self.watching:
             self._note(-problem.rise_bytes[k])
         v = problem.ask_value[k]
-        if problem.maker[v] >= 0:
+        if problem.producer[v] >= 0:
             self._answered[v] = True
             if not self._resident[v]:
                 most = max(most, self._make(v))
@@ -144,29 +139,15 @@ class Backward:
         for gone in problem.freed_after[k]:
             self._answered[gone] = False
             self._release(gone)
-            if problem.maker[gone] in self._again:
+            if problem.producer[gone] in self._again:
                 self._drop(gone)
         for gone in self._leaves_after.pop(k, ()):
             self._natural[gone] = False
             self._live -= problem.nbytes[gone]
             if self.watcher is not None:
                 self.watcher.change(gone, 0, -1)
-        self._goes_on(problem.trace.asks[k].time_s)
+        self._goes_on(problem.trace.unpacks[k].time_s)
         return most
-
-    def _turn(self, k: int) -> None:
-        """What an op makes rests from now on, or does not any more."""
-        self._turning ^= set(self._turns.get(k, ()))
-        if not self._turning or not is_seen(self.problem, self._keep, k):
-            return
-        for op in sorted(self._turning):
-            if op in self._again:
-                self._again.remove(op)
-            else:
-                self._again.add(op)
-                for v in self.problem.outputs[op]:
-                    self._drop_unless_answered(v)
-        self._turning.clear()
 
     def _make(self, wanted: int) -> int:
         """Give `wanted` its memory by replaying whatever is missing on the way to it."""
@@ -183,7 +164,7 @@ class Backward:
                 most = max(most, self._read(v))
                 pending.pop()
                 continue
-            op = problem.maker[v]
+            op = problem.producer[v]
             missing = [u for u in problem.inputs[op] if not resident[u]]
             if missing:
                 waiting_for[op] = missing
@@ -196,19 +177,19 @@ class Backward:
                 self._pushes[u] -= 1
                 if not self._pushes[u]:
                     del self._pushes[u]
-                    if problem.maker[u] in self._again:
+                    if problem.producer[u] in self._again:
                         self._drop_unless_answered(u)
             pending.pop()
         return most
 
     def _read(self, v: int) -> int:
         """Bring a value back from the store, or unpack it; the live bytes meanwhile."""
-        packing, nbytes = self.problem.packing[v], self.problem.nbytes[v]
-        if packing is None:
+        codec_cost, nbytes = self.problem.codec_cost[v], self.problem.nbytes[v]
+        if codec_cost is None:
             return self._fetch(v)
-        seconds, work = packing.out_s(nbytes), packing.workspace(nbytes)
+        seconds, work = codec_cost.out_s(nbytes), codec_cost.workspace(nbytes)
         self.extra_s += seconds
-        self.waited_s += seconds
+        self.store_wait_s += seconds
         self._goes_on(seconds)
         self._resident[v] = True
         self._live += nbytes
@@ -216,7 +197,7 @@ class Backward:
             self._note(work - self.problem.rise_bytes[self._ask])
         if self.watcher is not None:
             self.watcher.change(v, 1, 0)
-            self.watcher.unpacks(self._ask, v, seconds, work)
+            self.watcher.decompresses(self._ask, v, seconds, work)
         meanwhile = self._live + work
         self._saw(meanwhile)
         self._unpacked(v)
@@ -232,7 +213,7 @@ class Backward:
             self._live += self.problem.nbytes[v]
             if self.watcher is not None:
                 self.watcher.change(v, 1, 0)
-        self._read_ahead(self.problem.maker[v])
+        self._read_ahead(self.problem.producer[v])
         if self.watching:
             self._note(-self.problem.rise_bytes[self._ask])
         self._most_bytes = 0
@@ -251,7 +232,7 @@ class Backward:
     def _waits(self, seconds: float) -> None:
         """For the store, or for the ops that it slows down."""
         self.extra_s += seconds
-        self.waited_s += seconds
+        self.store_wait_s += seconds
         if self.watcher is not None and seconds:
             self.watcher.waits(seconds)
 
@@ -262,14 +243,14 @@ class Backward:
 
     def _saw(self, live: int) -> None:
         """So many bytes of ours are alive."""
-        self._most_bytes = max(self._most_bytes, live + self.problem.trace.asks[self._ask].other_bytes)
+        self._most_bytes = max(self._most_bytes, live + self.problem.trace.unpacks[self._ask].other_bytes)
 
     def _unpacked(self, v: int) -> None:
         """What is held of it packed goes."""
-        packed_bytes = self._packed.pop(v, 0)
-        self._live -= packed_bytes
-        if packed_bytes and self.watcher is not None:
-            self.watcher.unpacked(v, packed_bytes)
+        compressed_bytes = self._packed.pop(v, 0)
+        self._live -= compressed_bytes
+        if compressed_bytes and self.watcher is not None:
+            self.watcher.decompressed(v, compressed_bytes)
 
     def _replay(self, op: int) -> int:
         """Run one op whose inputs are all there; the live bytes while it ran."""
@@ -279,16 +260,16 @@ class Backward:
         self.replays[op] += 1
         if self._limit is not None and self.replayed_ops > self._limit:
             raise TooManyReplaysError(f"more than {self._limit} replays")
-        self.extra_s += problem.replay_s[op]
-        self._goes_on(problem.replay_s[op])
-        again = op in self._again
-        for_good = not again and self._last_turn.get(op, -1) <= self._ask
+        self.extra_s += problem.replay_overhead_s[op]
+        self._goes_on(problem.replay_overhead_s[op])
+        released = op in self._again
+        for_good = not released
         scratch = 0
         made = [v for v in problem.outputs[op] if wants[v] and not resident[v]]
         for write in problem.writes[op]:
             if write.old is None:
                 continue
-            if write.alone and ((wants[write.old] == 1 and for_good) or self._goes_anyway(write.old)):
+            if write.exclusive and ((wants[write.old] == 1 and for_good) or self._goes_anyway(write.old)):
                 # Its memory becomes the new value's (Rule 6).
                 resident[write.old] = False
                 self._live -= problem.nbytes[write.old]
@@ -310,7 +291,7 @@ class Backward:
             self.watcher.moment(self._ask, op, scratch)
         during = self._live + scratch
         self._saw(during)
-        if again:
+        if released:
             for v in made:
                 if v not in self._pushes:
                     self._drop_unless_answered(v)
@@ -320,7 +301,7 @@ class Backward:
 
     def _goes_anyway(self, v: int) -> bool:
         """Whether it was made for the op that is replayed now, and does not rest."""
-        return self.problem.maker[v] in self._again and self._pushes.get(v) == 1 and not self._answered[v]
+        return self.problem.producer[v] in self._again and self._pushes.get(v) == 1 and not self._answered[v]
 
     def _forget(self, op: int) -> None:
         """The recipe is gone, and with it what only it wanted."""
@@ -332,19 +313,19 @@ class Backward:
                 self._wants[u] -= 1
                 if not self._wants[u]:
                     self._drop(u)
-                    maker = problem.maker[u]
-                    if self._recipe[maker] and not any(self._wants[o] for o in problem.outputs[maker]):
-                        self._recipe[maker] = False
-                        forgotten.append(maker)
+                    producer = problem.producer[u]
+                    if self._recipe[producer] and not any(self._wants[o] for o in problem.outputs[producer]):
+                        self._recipe[producer] = False
+                        forgotten.append(producer)
 
     def _release(self, v: int) -> None:
         """A handle is gone."""
         self._wants[v] -= 1
         if not self._wants[v]:
             self._drop(v)
-            maker = self.problem.maker[v]
-            if self._recipe[maker] and not any(self._wants[o] for o in self.problem.outputs[maker]):
-                self._forget(maker)
+            producer = self.problem.producer[v]
+            if self._recipe[producer] and not any(self._wants[o] for o in self.problem.outputs[producer]):
+                self._forget(producer)
 
     def _drop(self, v: int) -> None:
         """Nothing of ours holds v any more."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from .problem import Problem
-from .repetition import find_stretches
+from .repetition import find_repeated_blocks
 from .segments import block_cuts, even_cuts, layers_of
 
 _HEAVY = re.compile(r"\b(?:add|ba)?(?:b?mm|baddbmm|addmv|linear|convolution)\b|attention|matmul|conv\d?d?\b")
@@ -50,15 +50,15 @@ def keep_heavy_ops(problem: Problem) -> list[bool]:
 def knapsack(problem: Problem, budget_bytes: int) -> list[bool]:
     """Keep the saved values that cost most time a byte while their sum fits, as compilers' partitioners do."""
     keep = problem.recompute_all()
-    fixed = max((ask.other_bytes for ask in problem.trace.asks), default=0)
-    room = budget_bytes - fixed
+    fixed = max((unpack.other_bytes for unpack in problem.trace.unpacks), default=0)
+    memory_budget = budget_bytes - fixed
     saved_bytes = [sum(problem.nbytes[v] for v in outputs if problem.saved[v]) for outputs in problem.outputs]
-    room -= sum(size for size, kept in zip(saved_bytes, keep, strict=True) if kept)
+    memory_budget -= sum(size for size, kept in zip(saved_bytes, keep, strict=True) if kept)
     worth = [j for j in range(problem.n_ops) if saved_bytes[j] and not keep[j]]
     for j in sorted(worth, key=lambda j: -problem.time_s[j] / saved_bytes[j]):
-        if saved_bytes[j] <= room:
+        if saved_bytes[j] <= memory_budget:
             keep[j] = True
-            room -= saved_bytes[j]
+            memory_budget -= saved_bytes[j]
     return keep
 
 
@@ -76,7 +76,7 @@ def _segment_names(problem: Problem, layers_a_segment: int) -> list[str]:
     """By op: the segment of layers that it is in, or "" outside of any."""
     names = layers_of(problem)
     if not any(names):
-        cuts = block_cuts(problem, find_stretches(problem)) or even_cuts(problem, math.isqrt(problem.n_ops))
+        cuts = block_cuts(problem, find_repeated_blocks(problem)) or even_cuts(problem, math.isqrt(problem.n_ops))
         segment, names = 0, []
         for j in range(problem.n_ops):
             names.append(f"segment.{segment}")

@@ -1,13 +1,9 @@
-"""A lower bound on the time of any exact plan: linear relaxations, with rows that always hold.
+"""A lower bound on the time of any exact plan: an LP relaxation.
 
-Valid for every plan that the engine can follow, however often it replays: a value that autograd will ask for is held
-into backward or replayed at least once; what is held takes its bytes from the moment that nobody else holds
-it, and what has been asked and will be asked again is there either way.
-
-Backward is then cut into stages at its fullest asks (`stages`), for what has to be there in its middle; with time, also
-where what the stages would do does not fit. Not tight where the peak is made inside a replay. Rows of bytes are added
-where the relaxed solution breaks them. HiGHS solves the programmes; when time runs out, what is proved so far is
-returned.
+Valid for every plan that the engine can follow, also with several replays of one op. A saved value is held into
+backward or replayed at least once; a held value takes its bytes from the end of its natural lifetime on. Byte rows
+are added where the relaxed solution breaks them. Backward is then cut into stages at its fullest asks (`stages`).
+Not tight where the peak is inside a replay.
 """
 
 from __future__ import annotations
@@ -19,18 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
-from .candidate import judged
 from .formulation import Formulation
 from .problem import Problem
-from .rows import Place, Rows
+from .rows import Event, Rows
 from .simulator import Bytes, Simulator
-from .stages import Decided, Stages
+from .stages import Stages
 
 _ROUNDS = 6
 _PLACES_A_ROUND = 6
-_CUTS = 2  # with more, shares of replays in each stage weaken the bound again; whole values do not, but take longer
-_SLOWER = 2  # how much longer the next programme takes that has a cut more, more or less
-_CROWDED = 16  # asks at which what is kept has to fit, which costs next to nothing
+_CUTS = 2
+"""Cuts of backward. Doubled: the bound gets weaker, because shares of replays spread over the stages."""
+_CROWDED = 16
+"""Asks at which the held values have to fit. Doubled: the same bound in a little more time."""
 _INFEASIBLE = 2
 _ROUNDING = 1 - 1e-9  # what HiGHS may be wrong by
 
@@ -42,92 +38,39 @@ class Bound:
     step_s: float
     impossible: bool
     """No schedule at all fits into the budget."""
-    decided: Decided | None = None
-    """What would take just that, if it fits: the programme has not looked everywhere."""
 
 
 def lower_bound(
-    problem: Problem,
-    budget_bytes: int,
-    *,
-    deadline: float | None = None,
-    ask_live: Bytes | None = None,
-    whole: bool = False,
+    problem: Problem, budget_bytes: int, *, deadline: float | None = None, unpack_live: Bytes | None = None
 ) -> Bound:
-    """A proved lower bound on the time of a step whose peak is at most `budget_bytes`.
+    """Return a proven lower bound on the time of a step whose peak is at most `budget_bytes`.
 
-    `ask_live`: by ask what is alive by the best plan so far, as it is the places where that is full that say most; by
-    default what keeping everything would take. `whole`: a better bound, from values that are there or not; shares of
-    them are quicker. It wants a deadline.
+    `unpack_live`: live bytes by unpack under a good plan; backward is cut where most are alive. By default those
+    of keeping everything. `deadline` is a safety net.
     """
     plain_s = problem.trace.step_s
-    if not problem.n_asks:
-        return Bound(plain_s, impossible=False)
     model = Formulation(problem)
-    if not model.n_variables:
+    if not problem.n_unpacks or not model.n_variables:
         return Bound(plain_s, impossible=False)
-    keep_all = Simulator(problem).run(problem.keep_all())
     until = math.inf if deadline is None else deadline
     best_s, places = _whole_step(model, budget_bytes, until)
-    decided: Decided | None = None
     if best_s is not None and time.monotonic() < until:
-        live = keep_all.ask_live if ask_live is None else ask_live
-        places |= {Place("ask", k) for k in _fullest(live, _CROWDED)}
-        cuts = _fullest(live, _CUTS)
-        best_s, decided = _in_stages(model, budget_bytes, places, cuts, best_s, until, whole)
+        live = Simulator(problem).run(problem.keep_all()).unpack_live if unpack_live is None else unpack_live
+        places |= {Event("unpack", k) for k in _fullest(live, _CROWDED)}
+        ordered = sorted(places, key=lambda place: (place.phase, place.index))
+        staged_s = Stages(model, budget_bytes, ordered, _fullest(live, _CUTS)).least_s(until)
+        best_s = None if staged_s is None else max(best_s, staged_s * _ROUNDING)
     if best_s is None:
         return Bound(plain_s, impossible=True)
-    if keep_all.peak_bytes > budget_bytes:  # so that something is to be noted, whatever it is
-        best_s += problem.trace.attending_s
-    return Bound(plain_s + best_s + problem.trace.copying_s, impossible=False, decided=decided)
+    return Bound(plain_s + best_s + problem.trace.copying_s, impossible=False)
 
 
-def _in_stages(
-    model: Formulation,
-    budget_bytes: int,
-    places: set[Place],
-    cuts: list[int],
-    best_s: float,
-    until: float,
-    whole: bool,
-) -> tuple[float | None, Decided | None]:
-    """The least extra time by what must be there from stage to stage (None: nothing fits), and how."""
-    simulator = Simulator(model.problem)
-    ordered = sorted(places, key=lambda place: (place.phase, place.index))
-    while True:
-        began = time.monotonic()
-        answer = Stages(model, budget_bytes, ordered, cuts).answer(until, whole=whole)
-        if answer is None:
-            return None, None
-        best_s = max(best_s, answer.least_s * _ROUNDING)
-        now = time.monotonic()
-        if answer.decided is None or math.isinf(until) or now + _SLOWER * (now - began) > until:
-            return best_s, answer.decided
-        fullest = _too_full(simulator, answer.decided, budget_bytes, cuts)
-        if fullest is None:
-            return best_s, answer.decided
-        cuts = [*cuts, fullest]
-
-
-def _too_full(simulator: Simulator, decided: Decided, budget_bytes: int, cuts: list[int]) -> int | None:
-    """The ask at which most bytes too many would be alive by these decisions, if there is one, and no cut yet."""
-    found = judged(
-        simulator, decided.keep, turns=decided.turns, offload=decided.offload, room_bytes=budget_bytes, solver="stages"
-    )
-    if found is None:
-        return None
-    live = found.simulation.ask_live.copy()
-    live[cuts] = 0
-    fullest = int(live.argmax())
-    return fullest if live[fullest] > budget_bytes else None
-
-
-def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[float | None, set[Place]]:
-    """The least extra time by what must be held (None: that cannot fit), and where that is too much."""
+def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[float | None, set[Event]]:
+    """Return the least extra time, or None if the values that must be held cannot fit; and the rows' places."""
     problem = model.problem
     rows = Rows()
     model.structure(rows, after=-1)
-    places = {Place("ask", 0), Place("forward", problem.n_ops - 1)}
+    places = {Event("unpack", 0), Event("forward", problem.n_ops - 1)}
     pending = set(places)
     best_s = 0.0
     for _ in range(_ROUNDS):
@@ -169,12 +112,12 @@ def _fullest(live: Bytes, count: int) -> list[int]:
     return picked
 
 
-def _broken(model: Formulation, x: np.ndarray[tuple[int], np.dtype[np.float64]], budget_bytes: int) -> set[Place]:
+def _broken(model: Formulation, x: np.ndarray[tuple[int], np.dtype[np.float64]], budget_bytes: int) -> set[Event]:
     """The places at which the relaxed solution holds the most bytes too many."""
-    found: list[tuple[float, Place]] = []
-    for phase, live in zip(("forward", "ask"), model.certain_bytes(x), strict=True):
+    found: list[tuple[float, Event]] = []
+    for phase, live in zip(("forward", "unpack"), model.certain_bytes(x), strict=True):
         excess = live - budget_bytes * (1 + 1e-7)
         for k in np.argsort(-excess)[: 4 * _PLACES_A_ROUND]:
             if excess[k] > 0 and not any(p.phase == phase and abs(p.index - int(k)) < 3 for _, p in found):
-                found.append((float(excess[k]), Place(phase, int(k))))
+                found.append((float(excess[k]), Event(phase, int(k))))
     return {place for _, place in sorted(found, key=lambda item: -item[0])[:_PLACES_A_ROUND]}

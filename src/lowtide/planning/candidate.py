@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .backward import TooManyReplaysError
 from .simulator import Simulation, Simulator
-from .turns import NO_TURNS, Turns, settled
 
 _REPLAYS_AN_OP = 60
 _MOST_REPLAYS = 60_000  # a quarter of a second to simulate
@@ -17,13 +16,11 @@ class Candidate:
     """One judged set of decisions."""
 
     keep: tuple[bool, ...]
-    again: frozenset[int]
+    released: frozenset[int]
     simulation: Simulation
     solver: str
     offload: frozenset[int] = frozenset()
     """Of the kept ops: those whose values wait in a store, or packed."""
-    turns: Turns = field(default_factory=dict)
-    """Of the recomputed ops: those whose results rest in memory for some time only. Settled."""
 
     @property
     def peak_bytes(self) -> int:
@@ -44,27 +41,25 @@ def most_replays(n_ops: int) -> int:
 def judged(
     simulator: Simulator,
     keep: list[bool] | tuple[bool, ...],
-    again: frozenset[int] = frozenset(),
+    released: frozenset[int] = frozenset(),
     *,
-    turns: Turns = NO_TURNS,
     offload: frozenset[int] = frozenset(),
-    room_bytes: int = 0,
+    limit_bytes: int = 0,
     solver: str,
 ) -> Candidate | None:
     """The candidate, or None if it replays so much that nobody would want it.
 
-    Forward waits for values to be offloaded where more than `room_bytes` would be alive.
+    Forward waits for values to be offloaded where more than `limit_bytes` would be alive.
     """
     problem = simulator.problem
-    keep = tuple(bool(kept) for kept in problem.obeyed(keep))
-    again = frozenset(j for j in again if not keep[j])
-    turns = settled(problem, keep, turns)
+    keep = tuple(bool(kept) for kept in problem.effective_decisions(keep))
+    released = frozenset(j for j in released if not keep[j])
     offload = frozenset(j for j in offload if keep[j] and problem.offloadable[j])
     try:
         simulation = simulator.run(
-            keep, again, turns=turns, offload=offload, room_bytes=room_bytes, max_replays=most_replays(problem.n_ops)
+            keep, released, offload=offload, limit_bytes=limit_bytes, max_replays=most_replays(problem.n_ops)
         )
     except TooManyReplaysError:
         return None
     # What backward does not need does not leave.
-    return Candidate(keep, again, simulation, solver, frozenset(simulation.written_by), turns)
+    return Candidate(keep, released, simulation, solver, frozenset(simulation.written_before))

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .problem import Problem
-from .rows import Floats, Place, Rows
+from .rows import Event, Floats, Rows
 
 
 class Formulation:
@@ -33,14 +33,13 @@ class Formulation:
         self.replayed_at = _replayed_at(problem)
         self.last_wanted = self._find_last_wanted()
         # Only what some saved value is made from can be worth keeping or recomputing.
-        self.relevant = [at <= problem.n_asks for at in self.replayed_at]
+        self.relevant = [at <= problem.n_unpacks for at in self.replayed_at]
         classes: dict[int, int] = {}
         self.op_class = [classes.setdefault(labels[j], len(classes)) if self.relevant[j] else -1 for j in range(n)]
         self.n_classes = len(classes)
         movable = sorted({self.op_class[j] for j in range(n) if self.relevant[j] and problem.offloadable[j]})
         self._o = {c: 2 * self.n_classes + k for k, c in enumerate(movable)}
-        self._charges = self._charge_variables(2 * self.n_classes + len(movable))
-        self._first_own = 2 * self.n_classes + len(movable) + len(self._charges)
+        self._first_own = 2 * self.n_classes + len(movable)
         self.n_variables = self._first_own
         self.binary = [*range(self.n_classes), *self._o.values()]
         self.held_variable = self._held_variables()
@@ -49,19 +48,19 @@ class Formulation:
         self._values = np.array([v for v in range(problem.n_values) if self.held_variable[v] >= 0], dtype=np.int64)
         self._held = np.array(self.held_variable, dtype=np.int64)[self._values]
         self._bytes = np.array(problem.nbytes, dtype=np.float64)[self._values] / self.byte_unit
-        self._maker = np.array(problem.maker, dtype=np.int64)[self._values]
+        self._maker = np.array(problem.producer, dtype=np.int64)[self._values]
         self._natural_end = np.array(problem.natural_end, dtype=np.int64)[self._values]
         self._natural_last_ask = np.array(problem.natural_last_ask, dtype=np.int64)[self._values]
         self._last_wanted = np.array(self.last_wanted, dtype=np.int64)[self._values]
         self._first_ask = np.array(problem.first_ask, dtype=np.int64)[self._values]
         # What is left in memory of saved values that are away, and the variables that say so; mostly nothing.
         resting = [
-            problem.resting_bytes(int(v)) if problem.offloadable[problem.maker[v]] and problem.saved[v] else 0
+            problem.resting_bytes(int(v)) if problem.offloadable[problem.producer[v]] and problem.saved[v] else 0
             for v in self._values
         ]
         self._resting = np.array(resting, dtype=np.float64) / self.byte_unit
         self._away = np.array(
-            [self.o(problem.maker[v]) if rests else 0 for v, rests in zip(self._values, resting, strict=True)],
+            [self.o(problem.producer[v]) if rests else 0 for v, rests in zip(self._values, resting, strict=True)],
             dtype=np.int64,
         )
         self._natural_forward, self._natural_backward = _natural_bytes(problem)
@@ -83,29 +82,15 @@ class Formulation:
         """ "op is held, or elsewhere": without being replayed, it can be had."""
         return {self.s(op): 1.0, **({self.o(op): 1.0} if self.problem.offloadable[op] else {})}
 
-    def _charge_variables(self, first: int) -> dict[tuple[frozenset[int], int | None, bool], int]:
-        """The variables "a charge falls due", by the classes of its ops and what brings it: blocks alike have one."""
-        variables: dict[tuple[frozenset[int], int | None, bool], int] = {}
-        self._variable_of: list[int] = []
-        for charge in self.problem.charges:
-            classes = frozenset(self.op_class[j] for j in charge.ops if self.relevant[j])
-            key = classes, None if charge.after is None else self._variable_of[charge.after], charge.saving
-            self._variable_of.append(variables.setdefault(key, first + len(variables)))
-        return variables
-
     def cost(self) -> Floats:
-        """Time that replays, noting and waiting elsewhere take at least, in units of `time_unit`."""
+        """Time that replays, offloading and compressing take at least, in units of `time_unit`."""
         problem = self.problem
         cost = np.zeros(self.n_variables)
         for j in range(problem.n_ops):
             if self.relevant[j]:
-                noting_s = problem.trace.noting_s
-                cost[self.r(j)] += (problem.replay_s[j] + noting_s) / self.time_unit
+                cost[self.r(j)] += problem.replay_overhead_s[j] / self.time_unit
                 if problem.offloadable[j]:
-                    away_s = self.elsewhere_s(j) + (0.0 if problem.met_when_saved[j] else noting_s)
-                    cost[self.o(j)] += away_s / self.time_unit
-        for charge, variable in zip(problem.charges, self._variable_of, strict=True):
-            cost[variable] += charge.time_s / self.time_unit
+                    cost[self.o(j)] += self.elsewhere_s(j) / self.time_unit
         return cost
 
     def elsewhere_s(self, op: int) -> float:
@@ -114,14 +99,14 @@ class Formulation:
         if problem.packed[op]:
             asked = [v for v in problem.moved(op) if problem.saved[v] and problem.last_ask[v] >= 0]
             trips = [
-                packing.in_s(problem.nbytes[v]) + packing.out_s(problem.nbytes[v])
+                codec_cost.in_s(problem.nbytes[v]) + codec_cost.out_s(problem.nbytes[v])
                 for v in asked or problem.moved(op)
-                if (packing := problem.packing[v]) is not None
+                if (codec_cost := problem.codec_cost[v]) is not None
             ]
             return sum(trips) if asked else min(trips)
         assert link is not None
         moved = self._moved_bytes(op)
-        return link.slowed_s(moved) + min(link.in_s(moved), link.ahead_s(moved))
+        return link.slowed_s(moved) + min(link.in_s(moved), link.prefetch_s(moved))
 
     def waiting_rows(self, rows: Rows, new: Callable[[], int]) -> list[tuple[int, float]]:
         """Forward hides as much writing, and backward as much reading ahead, as they take time themselves.
@@ -137,12 +122,12 @@ class Formulation:
             if self.relevant[j] and problem.offloadable[j] and not problem.packed[j]
         }
         writing = {j: link.out_s(nbytes) for j, nbytes in moved.items()}
-        reading = {j: link.reading_s(nbytes) for j, nbytes in moved.items() if link.gains_ahead(nbytes)}
-        backward_s = sum(ask.time_s for ask in problem.trace.asks)
+        reading = {j: link.reading_s(nbytes) for j, nbytes in moved.items() if link.prefetch_pays(nbytes)}
+        backward_s = sum(unpack.time_s for unpack in problem.trace.unpacks)
         replays = {self.r(j): 0.0 for j in range(problem.n_ops) if self.relevant[j]}
         for j in range(problem.n_ops):
             if self.relevant[j]:
-                replays[self.r(j)] -= problem.replay_s[j]
+                replays[self.r(j)] -= problem.replay_overhead_s[j]
         waited = []
         for busy, beside_s, replaying in ((writing, sum(problem.time_s), {}), (reading, backward_s, replays)):
             all_s = sum(busy.values())
@@ -175,13 +160,6 @@ class Formulation:
         then. What is never asked for may be neither held nor replayed.
         """
         problem = self.problem
-        met = {self.op_class[j] for j in range(problem.n_ops) if problem.met_when_saved[j]}
-        for (classes, brought_by, saving), due in self._charges.items():
-            for c in sorted(classes):  # what is replayed or waits elsewhere has to be noted, or is met
-                away = {self._o[c]: -1.0} if c in self._o and (saving or c not in met) else {}
-                rows.add({due: 1.0, self.n_classes + c: -1.0, **away}, 0.0, np.inf)
-            if brought_by is not None:
-                rows.add({due: 1.0, brought_by: -1.0}, 0.0, np.inf)
         for j in range(problem.n_ops):
             if not self.relevant[j]:
                 continue
@@ -196,17 +174,17 @@ class Formulation:
                 # What is written over memory that is held cannot be made again.
                 rows.add({self.s(i): 1.0, self.r(j): 1.0} if i >= 0 else {self.r(j): 1.0}, -np.inf, float(i >= 0))
             for u in problem.inputs[j]:
-                maker = problem.maker[u]
+                producer = problem.producer[u]
                 if after is not None and self.answered(u, after):
                     continue
-                if self.s(maker) != self.s(j):
-                    rows.add(self.there(maker) | {self.r(maker): 1.0, self.r(j): -1.0}, 0.0, np.inf)
+                if self.s(producer) != self.s(j):
+                    rows.add(self.there(producer) | {self.r(producer): 1.0, self.r(j): -1.0}, 0.0, np.inf)
                 held = self.held_variable[u]
                 if held >= self._first_own:
-                    rows.add(_sum([(held, 1.0), (self.s(maker), -1.0), (self.r(j), -1.0)]), -1.0, np.inf)
+                    rows.add(_sum([(held, 1.0), (self.s(producer), -1.0), (self.r(j), -1.0)]), -1.0, np.inf)
 
     def bytes_row(
-        self, rows: Rows, place: Place, budget: float, *, safe: bool, reach: int, new: Callable[[], int]
+        self, rows: Rows, place: Event, budget: float, *, safe: bool, reach: int, new: Callable[[], int]
     ) -> None:
         """All bytes alive at `place` fit into `budget`. `reach`: how many asks ahead a replay may reach."""
         if place.phase == "forward":
@@ -218,23 +196,23 @@ class Formulation:
                 rows.add(_sum([*terms.items(), *inside]), -np.inf, (budget - fixed + rise) / self.byte_unit)
         rows.add(terms, -np.inf, (budget - fixed) / self.byte_unit)
 
-    def held_terms(self, place: Place) -> tuple[dict[int, float], float]:
+    def held_terms(self, place: Event) -> tuple[dict[int, float], float]:
         """What is held at `place` whatever the replays do, and the bytes that no decision changes."""
         if place.phase == "forward":
             return self._forward_terms(place.index)
         k = place.index
         alive = (self._last_wanted >= k) & (self._natural_last_ask < k)
-        fixed = self.problem.trace.asks[k].other_bytes + self._natural_backward[k]
+        fixed = self.problem.trace.unpacks[k].other_bytes + self._natural_backward[k]
         return self._summed(alive, alive & (self._first_ask > k)), float(fixed)
 
-    def certain_terms(self, place: Place) -> tuple[dict[int, float], float]:
+    def certain_terms(self, place: Event) -> tuple[dict[int, float], float]:
         """Like `held_terms`, but only what no exact schedule can avoid: for lower bounds."""
         if place.phase == "forward":
             return self._forward_terms(place.index)
         k = place.index
         starts, ends = self._certainly_held
         terms = self._summed((starts <= k) & (k <= ends) & (self._natural_last_ask < k))
-        fixed = self.problem.trace.asks[k].other_bytes + self._natural_backward[k]
+        fixed = self.problem.trace.unpacks[k].other_bytes + self._natural_backward[k]
         return terms, float(fixed + self._answered_bytes[k])
 
     def state_terms(self, k: int) -> tuple[dict[int, float], float]:
@@ -242,7 +220,7 @@ class Formulation:
         problem = self.problem
         answered = np.array([self.answered(int(v), k) for v in self._values], dtype=bool)
         terms = self._summed(~answered & (self._natural_last_ask < k))
-        fixed = problem.trace.asks[k].other_bytes + self._natural_backward[k] + self._answered_bytes[k]
+        fixed = problem.trace.unpacks[k].other_bytes + self._natural_backward[k] + self._answered_bytes[k]
         return terms, float(fixed)
 
     def answered(self, v: int, k: int) -> bool:
@@ -257,17 +235,17 @@ class Formulation:
         start = np.maximum(self._maker, self._natural_end + 1)
         np.add.at(forward, np.minimum(start, problem.n_ops), held)
         forward_other = np.array([op.other_bytes for op in problem.trace.ops]) + self._natural_forward[: problem.n_ops]
-        backward = np.zeros(problem.n_asks + 2)
+        backward = np.zeros(problem.n_unpacks + 2)
         starts, ends = self._certainly_held
         starts = np.maximum(starts, self._natural_last_ask + 1)
         some = starts <= ends
-        np.add.at(backward, np.minimum(starts[some], problem.n_asks), held[some])
-        np.subtract.at(backward, np.minimum(ends[some], problem.n_asks) + 1, held[some])
-        backward_other = np.array([ask.other_bytes for ask in problem.trace.asks], dtype=float)
-        backward_other += self._natural_backward[: problem.n_asks] + self._answered_bytes[: problem.n_asks]
+        np.add.at(backward, np.minimum(starts[some], problem.n_unpacks), held[some])
+        np.subtract.at(backward, np.minimum(ends[some], problem.n_unpacks) + 1, held[some])
+        backward_other = np.array([unpack.other_bytes for unpack in problem.trace.unpacks], dtype=float)
+        backward_other += self._natural_backward[: problem.n_unpacks] + self._answered_bytes[: problem.n_unpacks]
         return (
             np.cumsum(forward)[: problem.n_ops] + forward_other,
-            np.cumsum(backward)[: problem.n_asks] + backward_other,
+            np.cumsum(backward)[: problem.n_unpacks] + backward_other,
         )
 
     def _settle_certain(self) -> None:
@@ -276,17 +254,17 @@ class Formulation:
         From then until its handle is gone it is there whether it was held or replayed: bytes of no decision.
         """
         problem = self.problem
-        answered = np.zeros(problem.n_asks + 2)
+        answered = np.zeros(problem.n_unpacks + 2)
         starts = np.zeros(problem.n_values, dtype=np.int64)
         ends = np.zeros(problem.n_values, dtype=np.int64)
         for v in range(problem.n_values):
             if problem.saved[v]:
-                ends[v] = min(problem.first_ask[v], problem.n_asks) - 1
+                ends[v] = min(problem.first_ask[v], problem.n_unpacks) - 1
                 # What lives until backward anyway is there without us.
                 first = max(problem.first_ask[v], problem.natural_last_ask[v] + 1)
-                if first <= problem.handle_end[v] and problem.first_ask[v] < problem.n_asks:
+                if first <= problem.handle_end[v] and problem.first_ask[v] < problem.n_unpacks:
                     answered[first] += problem.nbytes[v]
-                    answered[min(problem.handle_end[v], problem.n_asks) + 1] -= problem.nbytes[v]
+                    answered[min(problem.handle_end[v], problem.n_unpacks) + 1] -= problem.nbytes[v]
         self._certainly_held = (starts[self._values], ends[self._values])
         self._answered_bytes: Floats = np.cumsum(answered)
 
@@ -302,7 +280,7 @@ class Formulation:
         With new variables for ops that may have been replayed before they are asked.
         """
         problem = self.problem
-        terms, fixed = self.held_terms(Place("ask", k))
+        terms, fixed = self.held_terms(Event("unpack", k))
         inside: list[tuple[int, float]] = []
         early: dict[int, int] = {}
         back: dict[int, int] = {}  # by value: the variable "it has been read from the store for a replay"
@@ -328,7 +306,7 @@ class Formulation:
             if variable < 0:
                 continue
             for u in problem.inputs[w]:
-                op = problem.maker[u]
+                op = problem.producer[u]
                 if problem.offloadable[op] and problem.first_ask[u] > k:
                     if u not in back:
                         back[u] = new()
@@ -389,7 +367,7 @@ class Formulation:
         last = []
         for v in range(problem.n_values):
             ends = [problem.handle_end[v]] if problem.saved[v] else [-1]
-            ends += [self.replayed_at[w] for w in problem.consumers[v] if self.replayed_at[w] <= problem.n_asks]
+            ends += [self.replayed_at[w] for w in problem.consumers[v] if self.replayed_at[w] <= problem.n_unpacks]
             last.append(max(ends))
         return last
 
@@ -399,7 +377,7 @@ def _replayed_at(problem: Problem) -> list[int]:
 
     What is saved is replayed at its first ask at the latest, anything else for the last of its readers.
     """
-    never = problem.n_asks + 1
+    never = problem.n_unpacks + 1
     at = [never] * problem.n_ops
     for j in range(problem.n_ops - 1, -1, -1):
         asked = [problem.first_ask[v] for v in problem.outputs[j] if problem.saved[v]]
@@ -414,15 +392,15 @@ def _replayed_at(problem: Problem) -> list[int]:
 def _natural_bytes(problem: Problem) -> tuple[Floats, Floats]:
     """Bytes of values that are alive whatever is decided, by op and by ask."""
     forward = np.zeros(problem.n_ops + 2)
-    backward = np.zeros(problem.n_asks + 2)
+    backward = np.zeros(problem.n_unpacks + 2)
     for v in range(problem.n_values):
-        if problem.maker[v] < 0:
+        if problem.producer[v] < 0:
             continue
-        forward[problem.maker[v]] += problem.nbytes[v]
+        forward[problem.producer[v]] += problem.nbytes[v]
         forward[min(problem.natural_end[v], problem.n_ops) + 1] -= problem.nbytes[v]
         if problem.natural_last_ask[v] >= 0:
             backward[0] += problem.nbytes[v]
-            backward[min(problem.natural_last_ask[v], problem.n_asks) + 1] -= problem.nbytes[v]
+            backward[min(problem.natural_last_ask[v], problem.n_unpacks) + 1] -= problem.nbytes[v]
     return np.cumsum(forward), np.cumsum(backward)
 
 

@@ -16,15 +16,14 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from .formulation import Formulation
-from .rows import Floats, Place, Rows
+from .problem import Problem
+from .rows import Event, Floats, Rows
 from .simulator import Bytes, Simulation, Simulator
 from .solver_output import to_standard_error
 
 _PLACES_A_ROUND = 4
 _SCOUTING_ROUNDS = 8
 """How often shares of decisions are allowed at first: that takes milliseconds, and shows where rows will be needed."""
-_SHARE_A_ROUND = 0.8
-"""Of the time that is left: a plan that does not fit can still be mended."""
 
 
 @dataclass
@@ -36,12 +35,10 @@ class _Row:
     safe: bool = False
     margin_bytes: float = 0.0
 
-    def tighten(self, place: Place, excess: float, furthest: int) -> None:
-        """The simulator found more bytes than this row: look more carefully, then further, then add a margin."""
-        if place.phase == "ask" and not self.safe:
+    def tighten(self, place: Event, excess: float) -> None:
+        """The simulator found more bytes than this row: make the row safe, then add a margin."""
+        if place.phase == "unpack" and not self.safe:
             self.safe = True
-        elif place.phase == "ask" and self.reach < furthest:
-            self.reach = furthest
         else:
             self.margin_bytes += excess
 
@@ -70,22 +67,23 @@ def solve_milp(
     ties: Sequence[int] | None = None,
     deadline: float,
     relative_gap: float = 0.002,
-    reach_asks: int | None = None,
+    reach_unpacks: int | None = None,
     better_than_s: float | None = None,
     anchors: Sequence[int] = (),
-    widen: bool = True,
+    max_nodes: int = 2_000,
+    max_rounds: int = 40,
 ) -> MilpResult:
-    """Search until `time.monotonic()` passes `deadline`.
+    """Search for at most `max_rounds` rounds of `max_nodes` nodes. `deadline` (`time.monotonic()`) is a safety net.
 
-    `better_than_s`: extra time that a plan must beat. `anchors`: ops that are to be held in any case. `widen`:
-    whether rows that prove wrong may look further than `reach_asks`, which makes large models slow.
+    `better_than_s`: extra time that a plan must beat. `anchors`: ops that are to be held in any case.
+    `reach_unpacks`: how many asks ahead a replay may reach.
     """
     problem = simulator.problem
     model = Formulation(problem, ties)
-    reach = problem.n_asks if reach_asks is None else reach_asks
-    places: dict[Place, _Row] = {}
-    if problem.n_asks:
-        places[Place("ask", 0)] = _Row(reach)
+    reach = problem.n_unpacks if reach_unpacks is None else reach_unpacks
+    places: dict[Event, _Row] = {}
+    if problem.n_unpacks:
+        places[Event("unpack", 0)] = _Row(reach)
     if not model.n_variables:  # nothing to decide
         keep = problem.keep_all()
         simulation = simulator.run(keep)
@@ -97,7 +95,7 @@ def solve_milp(
     rounds = 0
     misses: list[Decisions] = []
     scouting = _SCOUTING_ROUNDS
-    while time.monotonic() < deadline:
+    while rounds < max_rounds and time.monotonic() < deadline:
         rounds += 1
         rows = Rows()
         count = model.n_variables
@@ -117,7 +115,7 @@ def solve_milp(
             cost[variable] = unit_s / model.time_unit
         if better_than_s is not None:
             terms = {int(c): float(cost[c]) for c in np.flatnonzero(cost)}
-            fixed_s = problem.trace.attending_s + problem.trace.copying_s
+            fixed_s = problem.trace.copying_s
             rows.add(terms, -np.inf, (better_than_s - fixed_s) / model.time_unit)
         cost[: model.n_classes] += 1e-7  # holding what nobody needs is not free
         upper = np.ones(count)
@@ -134,7 +132,8 @@ def solve_milp(
                 integrality=integrality,
                 bounds=Bounds(0, upper),
                 options={
-                    "time_limit": max(0.05, (deadline - time.monotonic()) * _SHARE_A_ROUND),
+                    "time_limit": max(0.05, deadline - time.monotonic()),
+                    "node_limit": max_nodes,
                     "mip_rel_gap": relative_gap,
                 },
             )
@@ -146,16 +145,16 @@ def solve_milp(
         if found.x is None:
             return _result(best, optimal=False, rounds=rounds, misses=misses)
         keep, offload = decisions = _decisions(model, found.x)
-        simulation = simulator.run(keep, offload=offload, room_bytes=budget_bytes)
+        simulation = simulator.run(keep, offload=offload, limit_bytes=budget_bytes)
         if simulation.peak_bytes <= budget_bytes:
             if best is None or simulation.extra_s < best[1].extra_s:
                 best = (decisions, simulation)
-            meant = all(not row.safe and not row.margin_bytes for row in places.values())
-            return _result(best, optimal=found.status == 0 and meant, rounds=rounds, misses=misses)
+            exact = not any(row.safe or row.margin_bytes or _is_rough(problem, at) for at, row in places.items())
+            return _result(best, optimal=found.status == 0 and exact, rounds=rounds, misses=misses)
         misses.append(decisions)
         for place, excess in _violated(simulation, budget_bytes):
             if place in places:
-                places[place].tighten(place, excess, problem.n_asks if widen else reach)
+                places[place].tighten(place, excess)
             else:
                 places[place] = _Row(reach)
     return _result(best, optimal=False, rounds=rounds, misses=misses)
@@ -174,10 +173,15 @@ def _result(
     return MilpResult(keep, offload, simulation, optimal, rounds, tuple(misses))
 
 
-def _crowded(simulator: Simulator, model: Formulation, x: Floats, budget_bytes: int) -> set[Place]:
+def _is_rough(problem: Problem, at: Event) -> bool:
+    """Whether the row counts bytes during a replay that backward allocates only after it."""
+    return at.phase == "unpack" and problem.rise_bytes[at.index] > 0
+
+
+def _crowded(simulator: Simulator, model: Formulation, x: Floats, budget_bytes: int) -> set[Event]:
     """Where there would be too many bytes if shares were rounded to decisions."""
     keep, offload = _decisions(model, x)
-    simulation = simulator.run(keep, offload=offload, room_bytes=budget_bytes)
+    simulation = simulator.run(keep, offload=offload, limit_bytes=budget_bytes)
     return {place for place, _ in _violated(simulation, budget_bytes)}
 
 
@@ -196,14 +200,14 @@ def _decisions(model: Formulation, x: np.ndarray[tuple[int], np.dtype[np.float64
             keep[j] = False
             for u in problem.inputs[j]:
                 needed[u] = True
-    return [bool(kept) for kept in problem.obeyed(keep)], frozenset(away)
+    return [bool(kept) for kept in problem.effective_decisions(keep)], frozenset(away)
 
 
-def _violated(simulation: Simulation, budget_bytes: int) -> list[tuple[Place, float]]:
+def _violated(simulation: Simulation, budget_bytes: int) -> list[tuple[Event, float]]:
     """The worst places, apart from each other, where too many bytes are alive."""
-    found: list[tuple[Place, float]] = []
-    for phase, live in (("forward", simulation.forward_live), ("ask", simulation.ask_live)):
-        found += [(Place(phase, k), excess) for k, excess in _worst(live, budget_bytes)]
+    found: list[tuple[Event, float]] = []
+    for phase, live in (("forward", simulation.forward_live), ("unpack", simulation.unpack_live)):
+        found += [(Event(phase, k), excess) for k, excess in _worst(live, budget_bytes)]
     return sorted(found, key=lambda item: -item[1])[:_PLACES_A_ROUND]
 
 

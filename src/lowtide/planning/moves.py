@@ -3,21 +3,17 @@
 Decisions are changed by group: ops that write over each other's memory are kept or made again together, mostly, and
 ops of few bytes are left alone. Besides changing a few of them there are changes that take several at once, where one
 after the other would have to go through much worse plans: what is kept moves on to the next op, two change places, a
-run of ops is no longer retained, or what is alike in repeated blocks is treated alike. And what is recomputed may turn:
-what it makes rests, or does not, for a part of backward.
+run of ops is no longer retained, or what is alike in repeated blocks is treated alike.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
+from dataclasses import dataclass
 
-from .bits import bits_of
 from .problem import Problem
-from .repetition import find_stretches
+from .repetition import find_repeated_blocks
 
 _SMALL = 0.002
 """Share of the budget below which the bytes of an op are not worth deciding about."""
@@ -25,10 +21,6 @@ _ALONE = 0.15
 """How often one op of a group is changed, rather than all of them."""
 _AT_ONCE = (1, 1, 2, 2, 3)
 _RUN = (2, 3, 4, 6)
-_FROM_THE_START = 0.3
-"""How often a part of backward for which something rests, or does not, is its beginning."""
-_NO_MORE = 0.6
-"""How often what turns does so no more, rather than once more: or turns pile up that change nothing but take time."""
 
 KEPT, ONCE, AGAIN = range(3)
 
@@ -38,53 +30,26 @@ class Decisions:
     """Sets of ops (`bits`): those that are kept; of the others, those that are made again more than once."""
 
     keep: int
-    again: int
-    turns: dict[int, int] = field(default_factory=dict)
-    """By ask: those for which that changes, of the ones that are made again."""
+    released: int
 
     def copy(self) -> Decisions:
         """To be changed."""
-        return Decisions(self.keep, self.again, self.turns.copy())
+        return Decisions(self.keep, self.released)
 
     def state(self, op: int) -> int:
         """What is decided."""
-        return KEPT if self.keep >> op & 1 else AGAIN if self.again >> op & 1 else ONCE
+        return KEPT if self.keep >> op & 1 else AGAIN if self.released >> op & 1 else ONCE
 
     def decide(self, op: int, state: int) -> None:
         """Decide otherwise, for all of backward."""
         one = 1 << op
         self.keep = self.keep | one if state == KEPT else self.keep & ~one
-        self.again = self.again | one if state == AGAIN else self.again & ~one
-        self.turn_no_more(one)
-
-    def turn(self, op: int, start: int, end: int | None) -> None:
-        """From one ask until before another, or for the rest of backward: the other way round."""
-        for k in (start,) if end is None else (start, end):
-            if k == 0:  # nothing is made again before
-                self.again ^= 1 << op
-                continue
-            turning = self.turns.pop(k, 0) ^ 1 << op
-            if turning:
-                self.turns[k] = turning
-
-    def turning(self) -> int:
-        """The ops that turn."""
-        return reduce(or_, self.turns.values(), 0)
-
-    def n_turns(self) -> int:
-        """How often an op turns."""
-        return sum(map(int.bit_count, self.turns.values()))
+        self.released = self.released | one if state == AGAIN else self.released & ~one
 
     def obey(self, problem: Problem) -> None:
         """Decide as the engine would obey it."""
-        self.keep = problem.obeyed_bits(self.keep)
-        self.again &= ~self.keep
-        self.turn_no_more(self.keep)
-
-    def turn_no_more(self, ops: int) -> None:
-        """For these the same, all through backward."""
-        if self.turning() & ops:
-            self.turns = {k: turning & ~ops for k, turning in self.turns.items() if turning & ~ops}
+        self.keep = problem.effective_bits(self.keep)
+        self.released &= ~self.keep
 
 
 class Moves:
@@ -105,12 +70,10 @@ class Moves:
         group_of = {j: g for g, ops in enumerate(self.groups) for j in ops}
         self._near = [_near(problem, ops, group_of) for ops in self.groups]
         self._alike = _alike(problem, group_of)
-        self._n_asks = problem.n_asks
-        self._lengths = [2**i for i in range(problem.n_asks.bit_length())]
-        kinds = [self._change_some, self._turn_some, self._exchange_near, self._exchange_any, self._change_run]
+        kinds = [self._change_some, self._exchange_near, self._exchange_any, self._change_run]
         self._kinds, self._weights = (
             [*kinds, self._change_alike],
-            [4, 2 if problem.n_asks else 0, 3, 1, 1, 4 if self._alike else 0],
+            [4, 3, 1, 1, 4 if self._alike else 0],
         )
 
     def change(self, decisions: Decisions, draw: random.Random) -> None:
@@ -120,21 +83,6 @@ class Moves:
     def _change_some(self, decisions: Decisions, draw: random.Random) -> None:
         for _ in range(draw.choice(_AT_ONCE)):
             self._flip(decisions, draw.randrange(len(self.groups)), draw)
-
-    def _turn_some(self, decisions: Decisions, draw: random.Random) -> None:
-        for _ in range(draw.choice(_AT_ONCE)):
-            group = draw.randrange(len(self.groups))
-            start = 0 if draw.random() < _FROM_THE_START else draw.randrange(self._n_asks)
-            end = start + draw.choice(self._lengths)
-            ops = self.groups[group]
-            if len(ops) > 1 and draw.random() < _ALONE:
-                ops = [draw.choice(ops)]
-            if draw.random() < _NO_MORE and decisions.turning() & bits_of(ops):
-                decisions.turn_no_more(bits_of(ops))
-                continue
-            for j in ops:
-                if not decisions.keep >> j & 1:
-                    decisions.turn(j, start, end if end < self._n_asks else None)
 
     def _exchange_near(self, decisions: Decisions, draw: random.Random) -> None:
         """With one that reads what it makes, or makes what it reads."""
@@ -189,7 +137,7 @@ def _bytes_of(problem: Problem, ops: list[int]) -> int:
 def _near(problem: Problem, ops: list[int], group_of: dict[int, int]) -> list[int]:
     """The groups that read what these ops make, or make what these read."""
     readers = [w for j in ops for v in problem.outputs[j] for w in problem.consumers[v]]
-    makers = [problem.maker[u] for j in ops for u in problem.inputs[j]]
+    makers = [problem.producer[u] for j in ops for u in problem.inputs[j]]
     own = group_of[ops[0]]
     return sorted({group_of[i] for i in (*readers, *makers) if i in group_of} - {own})
 
@@ -197,9 +145,9 @@ def _near(problem: Problem, ops: list[int], group_of: dict[int, int]) -> list[in
 def _alike(problem: Problem, group_of: dict[int, int]) -> list[list[int]]:
     """For each place in a repeated block: the groups at it, block by block."""
     found: list[list[int]] = []
-    for stretch in find_stretches(problem):
-        for offset in range(stretch.period):
-            places = range(stretch.start + offset, stretch.start + stretch.blocks * stretch.period, stretch.period)
+    for repeat in find_repeated_blocks(problem):
+        for offset in range(repeat.period):
+            places = range(repeat.start + offset, repeat.start + repeat.blocks * repeat.period, repeat.period)
             groups = list(dict.fromkeys(group_of[j] for j in places if j in group_of))
             if len(groups) > 1 and groups not in found:
                 found.append(groups)

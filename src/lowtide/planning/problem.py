@@ -9,42 +9,39 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from .._errors import ArgumentError
-from ..trace import Trace
+from ..records import Trace
+from ..records.codec_cost import CodecCost, suitable_codec_costs
+from ..records.link import Link
 from .bits import bits_of
-from .link import Link
-from .packing import Packing, suitable_packings
 
 
 class Problem:
     """Everything about a trace that planning looks at again and again.
 
-    With a `link` or `packings`, values may wait elsewhere than whole in memory: in a store, or packed.
+    With a `link` or `codec_costs`, values may wait elsewhere than whole in memory: in a store, or packed.
     """
 
-    def __init__(self, trace: Trace, link: Link | None = None, packings: Sequence[Packing] = ()) -> None:
+    def __init__(self, trace: Trace, link: Link | None = None, codec_costs: Sequence[CodecCost] = ()) -> None:
         self.trace = trace
         self.link = link
-        self.packings = tuple(packings)
+        self.codec_costs = tuple(codec_costs)
         n, n_values = len(trace.ops), len(trace.values)
         self.n_ops = n
         self.n_values = n_values
-        self.n_asks = len(trace.asks)
+        self.n_unpacks = len(trace.unpacks)
         self.nbytes = [value.nbytes for value in trace.values]
-        self.maker = [-1 if value.op is None else value.op for value in trace.values]
+        self.producer = [-1 if value.op is None else value.op for value in trace.values]
         self.time_s = [op.time_s for op in trace.ops]
         self.pinned = [op.pinned is not None for op in trace.ops]
-        self.inputs = [[v for v in op.inputs if self.maker[v] >= 0] for op in trace.ops]
+        self.inputs = [[v for v in op.inputs if self.producer[v] >= 0] for op in trace.ops]
         """By op, without sources."""
-        self.replay_s = [
-            (op.time_s if op.again_s is None else op.again_s)
-            + trace.replay_s
-            + trace.cold_s_per_byte * sum(self.nbytes[v] for v in inputs)
-            for op, inputs in zip(trace.ops, self.inputs, strict=True)
+        self.replay_overhead_s = [
+            (op.time_s if op.replay_s is None else op.replay_s) + trace.replay_overhead_s for op in trace.ops
         ]
         """By op: what making it again takes. What it reads is not in the caches any more, as far as we know."""
         self.outputs = [list(op.outputs) for op in trace.ops]
-        self.writes = [[w for w in op.writes if w.old is None or self.maker[w.old] >= 0] for op in trace.ops]
-        self.over = [[self.maker[w.old] for w in op.writes if w.old is not None] for op in trace.ops]
+        self.writes = [[w for w in op.writes if w.old is None or self.producer[w.old] >= 0] for op in trace.ops]
+        self.over = [[self.producer[w.old] for w in op.writes if w.old is not None] for op in trace.ops]
         """By op: the makers of the values that it overwrites and reads."""
         self._rewriters = [j for j, makers in enumerate(self.over) if makers]
         self._always_kept = bits_of(j for j in self._rewriters if min(self.over[j]) < 0)
@@ -55,58 +52,28 @@ class Problem:
                 self.consumers[v].append(j)
         self.saved = [False] * n_values
         for v in trace.saved:
-            self.saved[v] = self.maker[v] >= 0
+            self.saved[v] = self.producer[v] >= 0
         self._settle_natural_lifetimes()
         self._settle_asks()
         self._settle_ways()
-        self._settle_charges()
-
-    def _settle_charges(self) -> None:
-        """What is seen of a step is seen in parts, of which some bring others with them."""
-        self.charges = self.trace.charges
-        self._charge_s = [charge.time_s for charge in self.charges]
-        self._charges_of: list[list[int]] = [[] for _ in range(self.n_ops)]
-        for number, charge in enumerate(self.charges):
-            for j in charge.ops:
-                self._charges_of[j].append(number)
-        self._brought = [(number, c.after) for number, c in enumerate(self.charges) if c.after is not None]
-
-    def recording_s(self, recomputed: Collection[int], away: Collection[int]) -> float:
-        """What it takes that these ops are noted, or what they make is met when it is saved, and to copy gradients."""
-        if not recomputed and not away:
-            return self.trace.copying_s
-        noted = {*recomputed, *(j for j in away if not self.met_when_saved[j])}
-        due = {number for j in noted for number in self._charges_of[j]}
-        due.update(number for j in away for number in self._charges_of[j] if self.charges[number].saving)
-        for number, after in self._brought:  # in the order of the step: what brings one may be brought itself
-            if after in due:
-                due.add(number)
-        charged_s = sum([self._charge_s[number] for number in sorted(due)])
-        return charged_s + len(noted) * self.trace.noting_s + self.trace.attending_s + self.trace.copying_s
 
     def _settle_ways(self) -> None:
         """Which values may wait elsewhere, and how: packed if that is exact or there is no store, else in the store."""
-        self.packing: list[Packing | None] = [None] * self.n_values
+        self.codec_cost: list[CodecCost | None] = [None] * self.n_values
         """By value: how it is packed, if it is."""
         self.offloadable = [self._can_move(j) for j in range(self.n_ops)]
         """By op: whether what it makes may wait elsewhere."""
         self.packed = [False] * self.n_ops
         """By op: whether elsewhere means packed, for those of its values for which there is a packing."""
-        for j in range(self.n_ops) if self.packings else ():
+        for j in range(self.n_ops) if self.codec_costs else ():
             for v in self.outputs[j]:
                 value = self.trace.values[v]
-                suitable = suitable_packings(self.packings, value.dtype, value.nbytes, binary=value.binary)
+                suitable = suitable_codec_costs(self.codec_costs, value.dtype, value.nbytes, binary=value.binary)
                 if not suitable or not self._is_settled(v) or not (suitable[0].exact or not self.offloadable[j]):
                     continue
-                self.packing[v] = suitable[0]
+                self.codec_cost[v] = suitable[0]
                 self.packed[j] = True
         self.offloadable = [moves or packed for moves, packed in zip(self.offloadable, self.packed, strict=True)]
-        self.met_when_saved = [self.packed[j] and all(map(self._is_met, self.moved(j))) for j in range(self.n_ops)]
-        """By op: whether it need not be noted to wait elsewhere: what it makes is packed, exactly, when it is saved."""
-
-    def _is_met(self, value: int) -> bool:
-        packing = self.packing[value]
-        return self.saved[value] and packing is not None and packing.exact
 
     def _can_move(self, op: int) -> bool:
         """Whether what it makes may wait in a store: large enough, and nobody else's."""
@@ -124,14 +91,14 @@ class Problem:
 
     def moved(self, op: int) -> list[int]:
         """Of what an op makes: the values that wait elsewhere, if it is so decided."""
-        return [v for v in self.outputs[op] if not self.packed[op] or self.packing[v] is not None]
+        return [v for v in self.outputs[op] if not self.packed[op] or self.codec_cost[v] is not None]
 
     def resting_bytes(self, value: int) -> int:
         """What a value takes in memory meanwhile."""
-        packing = self.packing[value]
-        if packing is not None:
-            return packing.packed_bytes(self.nbytes[value])
-        return self.nbytes[value] if self.packed[self.maker[value]] else 0
+        codec_cost = self.codec_cost[value]
+        if codec_cost is not None:
+            return codec_cost.compressed_bytes(self.nbytes[value])
+        return self.nbytes[value] if self.packed[self.producer[value]] else 0
 
     def _settle_natural_lifetimes(self) -> None:
         """Until when each value is there whatever we decide: `natural_end` (op), then `natural_last_ask` (ask)."""
@@ -141,54 +108,58 @@ class Problem:
         for op in trace.ops:
             for v in op.outputs:
                 storage = trace.values[v].storage
-                if storage in latest and self.maker[v] >= 0:
-                    overwritten_at[latest[storage]] = self.maker[v]
+                if storage in latest and self.producer[v] >= 0:
+                    overwritten_at[latest[storage]] = self.producer[v]
                 latest[storage] = v
         self.overwritten = [at is not None for at in overwritten_at]
         """By value: whether its memory is another value's later."""
         self.natural_end = [-1] * self.n_values
         self.natural_last_ask = [-1] * self.n_values
         for v, value in enumerate(trace.values):
-            if self.maker[v] < 0:
+            if self.producer[v] < 0:
                 continue
             # Whoever reads a value holds it meanwhile, even where the profile saw it go a moment earlier.
-            end = max([value.dies, *self.consumers[v][-1:]])
+            end = max([value.user_holds_until, *self.consumers[v][-1:]])
             over = overwritten_at[v]
             if over is not None:
                 # From that op on the memory is the next value's; what is held of this one is a private copy.
                 end = min(end, over - 1)
             self.natural_end[v] = end
             if end >= n:
-                self.natural_last_ask[v] = self.n_asks if value.freed_at_ask is None else value.freed_at_ask
+                self.natural_last_ask[v] = self.n_unpacks if value.freed_at_unpack is None else value.freed_at_unpack
 
     def _settle_asks(self) -> None:
-        asks = self.trace.asks
-        self.ask_value = [ask.value for ask in asks]
-        self.rise_bytes = [ask.rise_bytes for ask in asks]
+        unpacks = self.trace.unpacks
+        self.ask_value = [unpack.value for unpack in unpacks]
+        self.rise_bytes = [unpack.rise_bytes for unpack in unpacks]
         """By ask: what backward takes once it is answered, so not while something is replayed for it."""
-        self.node_ends = [k + 1 == len(asks) or asks[k + 1].node != ask.node for k, ask in enumerate(asks)]
-        self.first_ask = [self.n_asks] * self.n_values
-        self.handle_end = [self.n_asks] * self.n_values
+        self.node_ends = [
+            k + 1 == len(unpacks) or unpacks[k + 1].node != unpack.node for k, unpack in enumerate(unpacks)
+        ]
+        self.first_ask = [self.n_unpacks] * self.n_values
+        self.handle_end = [self.n_unpacks] * self.n_values
         """The ask after which the handle is gone; the number of asks if that is never asked."""
-        self.freed_after: list[list[int]] = [[] for _ in asks]
+        self.freed_after: list[list[int]] = [[] for _ in unpacks]
         """By ask: the values whose handles go after it."""
         self.last_ask = [-1] * self.n_values
         self.asks_of: list[list[int]] = [[] for _ in range(self.n_values)]
-        for k, ask in enumerate(asks):
-            self.last_ask[ask.value] = k
-            self.asks_of[ask.value].append(k)
-            if self.maker[ask.value] >= 0 and self.first_ask[ask.value] == self.n_asks:
-                self.first_ask[ask.value] = k
-        node_end = len(asks) - 1
-        for k in range(len(asks) - 1, -1, -1):
+        for k, unpack in enumerate(unpacks):
+            self.last_ask[unpack.value] = k
+            self.asks_of[unpack.value].append(k)
+            if self.producer[unpack.value] >= 0 and self.first_ask[unpack.value] == self.n_unpacks:
+                self.first_ask[unpack.value] = k
+        node_end = len(unpacks) - 1
+        for k in range(len(unpacks) - 1, -1, -1):
             if self.node_ends[k]:
                 node_end = k
-            v = asks[k].value
-            if self.maker[v] >= 0 and self.last_ask[v] == k:
+            v = unpacks[k].value
+            if self.producer[v] >= 0 and self.last_ask[v] == k:
                 self.handle_end[v] = node_end
                 self.freed_after[node_end].append(v)
 
-    def check_decisions(self, keep: Sequence[int | bool], again: frozenset[int], offload: Collection[int] = ()) -> None:
+    def check_decisions(
+        self, keep: Sequence[int | bool], released: frozenset[int], offload: Collection[int] = ()
+    ) -> None:
         """Raise `ArgumentError` for decisions that no engine could follow."""
         if len(keep) != self.n_ops:
             raise ArgumentError(f"{len(keep)} decisions for {self.n_ops} ops")
@@ -196,7 +167,7 @@ class Problem:
             if pinned and not kept:
                 op = self.trace.ops[j]
                 raise ArgumentError(f"op {j} ({op.name} in {op.module!r}) cannot be recomputed: {op.pinned}")
-        for j in again:
+        for j in released:
             if not 0 <= j < self.n_ops or keep[j]:
                 raise ArgumentError(f"op {j} is to be made again more than once, but is not to be recomputed")
         for j in offload:
@@ -205,16 +176,18 @@ class Problem:
             if not self.offloadable[j]:
                 raise ArgumentError(f"op {j} ({self.trace.ops[j].name}) makes nothing that could wait elsewhere")
 
-    def obeyed(self, keep: Sequence[int | bool]) -> Sequence[int | bool]:
+    def effective_decisions(self, keep: Sequence[int | bool]) -> Sequence[int | bool]:
         """The decisions as the engine obeys them: what is written over memory that is kept cannot be made again."""
         if not any(not keep[j] and any(i < 0 or keep[i] for i in self.over[j]) for j in self._rewriters):
             return keep
-        obeyed = list(keep)
+        effective_decisions = list(keep)
         for j in self._rewriters:
-            obeyed[j] = obeyed[j] or any(i < 0 or obeyed[i] for i in self.over[j])
-        return obeyed
+            effective_decisions[j] = effective_decisions[j] or any(
+                i < 0 or effective_decisions[i] for i in self.over[j]
+            )
+        return effective_decisions
 
-    def obeyed_bits(self, keep: int) -> int:
+    def effective_bits(self, keep: int) -> int:
         """The same of the set of ops that are kept (`bits`)."""
         keep |= self._always_kept
         for rewriter, over in self._rewriter_bits:

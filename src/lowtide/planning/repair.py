@@ -32,12 +32,14 @@ def repair(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadlin
             break
         chosen: tuple[float, Candidate, int] | None = None
         for j in _largest_holders(simulator, best):
-            for keep, again, offload in ways_of(best, j):
+            for keep, released, offload in ways_of(best, j):
                 if time.monotonic() > deadline:
                     return None
-                if tuple(keep) == best.keep and again == best.again and offload == best.offload:
+                if tuple(keep) == best.keep and released == best.released and offload == best.offload:
                     continue
-                other = judged(simulator, keep, again, offload=offload, room_bytes=budget_bytes, solver=start.solver)
+                other = judged(
+                    simulator, keep, released, offload=offload, limit_bytes=budget_bytes, solver=start.solver
+                )
                 if other is None:
                     continue
                 removed = excess - _excess(other, budget_bytes)
@@ -58,16 +60,16 @@ def ways_of(candidate: Candidate, op: int) -> Iterator[tuple[list[bool], frozens
     dropped, kept = list(candidate.keep), list(candidate.keep)
     dropped[op], kept[op] = False, True
     without = candidate.offload - {op}
-    yield dropped, candidate.again - {op}, without
-    yield dropped, candidate.again | {op}, without
-    yield kept, candidate.again - {op}, without
-    yield kept, candidate.again - {op}, candidate.offload | {op}
+    yield dropped, candidate.released - {op}, without
+    yield dropped, candidate.released | {op}, without
+    yield kept, candidate.released - {op}, without
+    yield kept, candidate.released - {op}, candidate.offload | {op}
 
 
 def _excess(candidate: Candidate, budget_bytes: int) -> int:
     """Bytes too many, summed over all places: it falls even where several places are equally full."""
     simulation = candidate.simulation
-    over = [np.maximum(live - budget_bytes, 0).sum() for live in (simulation.forward_live, simulation.ask_live)]
+    over = [np.maximum(live - budget_bytes, 0).sum() for live in (simulation.forward_live, simulation.unpack_live)]
     return int(sum(over))
 
 
@@ -76,6 +78,6 @@ def _largest_holders(simulator: Simulator, candidate: Candidate) -> list[int]:
     problem = simulator.problem
     at: PeakAt = candidate.simulation.peak_at
     found = candidate.simulation
-    holders = simulator.holders(candidate.keep, candidate.again, at, found.written_by, found.read_after)
-    ops = dict.fromkeys(problem.maker[v] for v in holders)
+    holders = simulator.holders(candidate.keep, candidate.released, at, found.written_before, found.prefetch_after)
+    ops = dict.fromkeys(problem.producer[v] for v in holders)
     return [j for j in ops if not problem.pinned[j]][:_HOLDERS_TRIED]

@@ -17,7 +17,7 @@ _LEAST_OPS = 12
 
 
 @dataclass(frozen=True)
-class Stretch:
+class RepeatedBlocks:
     """Ops `start` to `start + blocks · period`, in which every period does the same."""
 
     start: int
@@ -25,23 +25,23 @@ class Stretch:
     blocks: int
 
 
-def find_stretches(problem: Problem) -> list[Stretch]:
+def find_repeated_blocks(problem: Problem) -> list[RepeatedBlocks]:
     """The repeated stretches of the stream, longest found first, disjoint."""
     marks = _marks(problem)
-    found: list[Stretch] = []
+    found: list[RepeatedBlocks] = []
     pending = [(0, problem.n_ops)]
     while pending:
         low, high = pending.pop()
-        stretch = _longest(marks, low, high)
-        if stretch is None:
+        repeat = _longest(marks, low, high)
+        if repeat is None:
             continue
-        found.append(stretch)
-        end = stretch.start + stretch.blocks * stretch.period
-        pending += [(low, stretch.start), (end, high)]
+        found.append(repeat)
+        end = repeat.start + repeat.blocks * repeat.period
+        pending += [(low, repeat.start), (end, high)]
     return found
 
 
-def tie_blocks(problem: Problem, stretches: list[Stretch]) -> list[int]:
+def tie_blocks(problem: Problem, repeats: list[RepeatedBlocks]) -> list[int]:
     """One label per op; ops with one label get one decision.
 
     The blocks of a stretch form groups of 1, 1, 2, 4, ... from its end, because backward starts there, with
@@ -49,17 +49,17 @@ def tie_blocks(problem: Problem, stretches: list[Stretch]) -> list[int]:
     """
     labels: dict[tuple[int, ...], int] = {}
     ties = [0] * problem.n_ops
-    group_of: dict[int, tuple[Stretch, list[int]]] = {}
-    for stretch in stretches:
-        groups = _groups(stretch.blocks)
-        for j in range(stretch.start, stretch.start + stretch.blocks * stretch.period):
-            group_of[j] = (stretch, groups)
+    group_of: dict[int, tuple[RepeatedBlocks, list[int]]] = {}
+    for repeat in repeats:
+        groups = _groups(repeat.blocks)
+        for j in range(repeat.start, repeat.start + repeat.blocks * repeat.period):
+            group_of[j] = (repeat, groups)
     for j in range(problem.n_ops):
         key: tuple[int, ...] = (-1, j)
         if j in group_of:
-            stretch, groups = group_of[j]
-            block, offset = divmod(j - stretch.start, stretch.period)
-            key = (stretch.start, groups[block], offset, int(problem.pinned[j]))
+            repeat, groups = group_of[j]
+            block, offset = divmod(j - repeat.start, repeat.period)
+            key = (repeat.start, groups[block], offset, int(problem.pinned[j]))
         ties[j] = labels.setdefault(key, len(labels))
     return ties
 
@@ -83,7 +83,9 @@ def _marks(problem: Problem) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     marks = []
     for j, op in enumerate(trace.ops):
         near = tuple(
-            (j - problem.maker[u], position[u]) for u in problem.inputs[j] if j - problem.maker[u] <= problem.n_ops // 3
+            (j - problem.producer[u], position[u])
+            for u in problem.inputs[j]
+            if j - problem.producer[u] <= problem.n_ops // 3
         )
         key = (
             op.name,
@@ -96,9 +98,9 @@ def _marks(problem: Problem) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(marks, dtype=np.int64)
 
 
-def _longest(marks: np.ndarray[tuple[int], np.dtype[np.int64]], low: int, high: int) -> Stretch | None:
+def _longest(marks: np.ndarray[tuple[int], np.dtype[np.int64]], low: int, high: int) -> RepeatedBlocks | None:
     """The stretch that covers most of [low, high), of the shortest period among equals."""
-    best: tuple[int, Stretch] | None = None
+    best: tuple[int, RepeatedBlocks] | None = None
     part = marks[low:high]
     n = len(part)
     for period in range(2, n // _LEAST_BLOCKS + 1):
@@ -114,5 +116,5 @@ def _longest(marks: np.ndarray[tuple[int], np.dtype[np.int64]], low: int, high: 
         # Early blocks differ more often (their inputs come from elsewhere), so align with the end of the run.
         end = low + int(edges[longest + 1]) + period
         if best is None or blocks * period > best[0] + period // 2:
-            best = (blocks * period, Stretch(end - blocks * period, period, blocks))
+            best = (blocks * period, RepeatedBlocks(end - blocks * period, period, blocks))
     return best[1] if best is not None else None

@@ -12,7 +12,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Place:
+class Event:
     """Where a row of bytes is: at a forward op or at an ask."""
 
     phase: str

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from .problem import Problem
-from .repetition import Stretch
+from .repetition import RepeatedBlocks
 from .rows import Floats
 
 _LAYER = re.compile(r"^((?:[^.]+\.)*?\d+)(?:\.|$)")
@@ -31,22 +31,22 @@ def crossing_bytes(problem: Problem) -> Floats:
     """By op j: bytes of values that are made by op j or before and read after it."""
     change = np.zeros(problem.n_ops + 1)
     for v in range(problem.n_values):
-        if problem.maker[v] >= 0 and problem.consumers[v]:
-            change[problem.maker[v]] += problem.nbytes[v]
+        if problem.producer[v] >= 0 and problem.consumers[v]:
+            change[problem.producer[v]] += problem.nbytes[v]
             change[problem.consumers[v][-1]] -= problem.nbytes[v]
     crossing: Floats = np.cumsum(change)[: problem.n_ops]
     return crossing
 
 
-def block_cuts(problem: Problem, stretches: list[Stretch]) -> list[int]:
+def block_cuts(problem: Problem, repeats: list[RepeatedBlocks]) -> list[int]:
     """The narrowest place of every repeated block: op after which to cut."""
     crossing = crossing_bytes(problem)
     cuts: list[int] = []
-    for stretch in stretches:
+    for repeat in repeats:
         # The same place in every block: the narrowest on the whole.
-        table = crossing[stretch.start : stretch.start + stretch.period * stretch.blocks]
-        offset = int(table.reshape(stretch.blocks, stretch.period).sum(axis=0).argmin())
-        cuts += [stretch.start + block * stretch.period + offset for block in range(stretch.blocks)]
+        table = crossing[repeat.start : repeat.start + repeat.period * repeat.blocks]
+        offset = int(table.reshape(repeat.blocks, repeat.period).sum(axis=0).argmin())
+        cuts += [repeat.start + block * repeat.period + offset for block in range(repeat.blocks)]
     return sorted(cuts)
 
 
@@ -71,10 +71,10 @@ def keep_at_cuts(problem: Problem, cuts: Iterable[int]) -> list[bool]:
     ordered = sorted(cuts)
     places = np.array(ordered, dtype=np.int64)
     for v in range(problem.n_values):
-        maker = problem.maker[v]
-        if maker >= 0 and problem.consumers[v] and not keep[maker]:
+        producer = problem.producer[v]
+        if producer >= 0 and problem.consumers[v] and not keep[producer]:
             # The first cut at or after its maker, if it is read beyond that.
-            first = int(np.searchsorted(places, maker))
+            first = int(np.searchsorted(places, producer))
             if first < len(places) and places[first] < problem.consumers[v][-1]:
-                keep[maker] = True
+                keep[producer] = True
     return keep

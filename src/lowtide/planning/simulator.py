@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..trace import Trace
+from ..records import Trace
+from ..records.codec_cost import CodecCost
+from ..records.link import Link
 from .backward import Backward, Watcher
-from .link import Link
-from .packing import Packing
+from .offload import OffloadTimes, offload_times
+from .prefetch import choose_prefetches
 from .problem import Problem
-from .reading import worth_reading_ahead
-from .turns import NO_TURNS, Turns
-from .writing import Departures, departures
 
 Bytes = npt.NDArray[np.int64]
 
@@ -48,36 +47,33 @@ class Simulation:
     peak_at: PeakAt
     forward_live: Bytes
     """By op: live bytes while it runs."""
-    ask_live: Bytes
+    unpack_live: Bytes
     """By ask: the most live bytes while it is answered and until the next."""
     extra_s: float
     step_s: float
     replayed_ops: int
     replays: tuple[int, ...]
     """By op: how often it is replayed."""
-    written_by: Mapping[int, int] = field(default_factory=dict)
+    written_before: Mapping[int, int] = field(default_factory=dict)
     """By op whose values wait elsewhere: the op before which they are written, or packed."""
-    read_after: Mapping[int, int] = field(default_factory=dict)
+    prefetch_after: Mapping[int, int] = field(default_factory=dict)
     """By op whose values are read ahead: the op after whose first fetch that begins, or `WHEN_BACKWARD_BEGINS`."""
-    waited_s: float = 0.0
+    store_wait_s: float = 0.0
     """Of the extra time: what forward waits for writes and packing, and backward for reads and unpacking."""
-    recording_s: float = 0.0
-    """Of the extra time: what noting takes."""
 
 
 def simulate(
     trace: Trace,
     keep: Sequence[int | bool],
-    again: Iterable[int] = (),
-    written_by: Mapping[int, int] | None = None,
+    released: Iterable[int] = (),
+    written_before: Mapping[int, int] | None = None,
     link: Link | None = None,
-    packings: Sequence[Packing] = (),
-    read_after: Mapping[int, int] | None = None,
-    turns: Turns = NO_TURNS,
+    codec_costs: Sequence[CodecCost] = (),
+    prefetch_after: Mapping[int, int] | None = None,
 ) -> Simulation:
     """Judge one set of decisions. For many of one trace, make a `Simulator` once."""
-    return Simulator(Problem(trace, link, packings)).run(
-        keep, again, turns=turns, offload=written_by or (), written_by=written_by, read_after=read_after or {}
+    return Simulator(Problem(trace, link, codec_costs)).run(
+        keep, released, offload=written_before or (), written_before=written_before, prefetch_after=prefetch_after or {}
     )
 
 
@@ -87,85 +83,81 @@ class Simulator:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         trace = problem.trace
-        made = np.array([v for v in range(problem.n_values) if problem.maker[v] >= 0], dtype=np.int64)
+        made = np.array([v for v in range(problem.n_values) if problem.producer[v] >= 0], dtype=np.int64)
         self._made = made
         self._sizes = np.array(problem.nbytes, dtype=np.int64)[made]
-        self._makers = np.array(problem.maker, dtype=np.int64)[made]
+        self._makers = np.array(problem.producer, dtype=np.int64)[made]
         self._forward_other = np.array([op.other_bytes for op in trace.ops], dtype=np.int64)
-        self._ask_other = np.array([ask.other_bytes for ask in trace.asks], dtype=np.int64)
+        self._ask_other = np.array([unpack.other_bytes for unpack in trace.unpacks], dtype=np.int64)
         self._recipe_end = [min(end, problem.n_ops - 1) for end in problem.natural_end]
 
     def run(
         self,
         keep: Sequence[int | bool],
-        again: Iterable[int] = (),
+        released: Iterable[int] = (),
         *,
-        turns: Turns = NO_TURNS,
         offload: Collection[int] = (),
-        room_bytes: int = 0,
-        written_by: Mapping[int, int] | None = None,
-        read_after: Mapping[int, int] | None = None,
+        limit_bytes: int = 0,
+        written_before: Mapping[int, int] | None = None,
+        prefetch_after: Mapping[int, int] | None = None,
         max_replays: int | None = None,
         watcher: Watcher | None = None,
     ) -> Simulation:
         """Follow the decisions through forward and backward: O(ops + asks + replays).
 
-        What the ops in `again` make does not rest in backward, until they turn. What the ops in `offload` make is
-        written while ops go on, and leaves when nobody reads it any more. Ops wait for that where `written_by` says so,
-        or else where more than `room_bytes` would be alive. It is read ahead as `read_after` says, or else where that
-        saves time and no more than `room_bytes` are alive then.
+        Values of the ops in `released` are released after use. What the ops in `offload` make is
+        written while ops run, and leaves memory after its last reader. Ops wait where `written_before` says so,
+        or else where more than `limit_bytes` would be alive. It is prefetched as `prefetch_after` says, or else where
+        that saves time and at most `limit_bytes` are alive then.
         """
-        again_set = frozenset(again)
-        self.problem.check_decisions(keep, again_set.union(turns), offload)
-        keep = self.problem.obeyed(keep)
+        again_set = frozenset(released)
+        self.problem.check_decisions(keep, again_set, offload)
+        keep = self.problem.effective_decisions(keep)
         again_set = frozenset(j for j in again_set if not keep[j])
-        turns = {j: asks for j, asks in turns.items() if not keep[j]}
         ends, wanted_until = self._forward_ends(keep)
         away = self._away(keep, offload, wanted_until)
-        left = self._departures(away, ends, room_bytes, written_by)
+        left = self._departures(away, ends, limit_bytes, written_before)
         forward_live = self._forward_live(ends, away)
 
         def followed(reads: Mapping[int, int], watcher: Watcher | None = None) -> Backward:
-            backward = Backward(self.problem, keep, again_set, wanted_until, max_replays, away, reads, turns)
+            backward = Backward(self.problem, keep, again_set, wanted_until, max_replays, away, reads)
             backward.watcher = watcher
             backward.follow()
             return backward
 
-        if watcher is not None and left.waited_s:
-            watcher.waits(left.waited_s)
-        backward = followed(read_after or {}, watcher)
-        if read_after is None:
+        if watcher is not None and left.store_wait_s:
+            watcher.waits(left.store_wait_s)
+        backward = followed(prefetch_after or {}, watcher)
+        if prefetch_after is None:
             last_live = int(forward_live[-1]) if len(forward_live) else 0
-            ahead = worth_reading_ahead(
-                self.problem, away, backward.fetches, last_live_bytes=last_live, room_bytes=room_bytes
+            ahead = choose_prefetches(
+                self.problem, away, backward.fetches, last_live_bytes=last_live, limit_bytes=limit_bytes
             )
             if ahead:
                 backward = min(backward, followed(ahead), key=lambda one: one.extra_s)
         # What is taken before the first ask is taken beside forward's last op, as in a profile.
         forward_live[-1:] += backward.begun_bytes
-        ask_live = np.array(backward.answers, dtype=np.int64) + self._ask_other
-        peak_bytes, peak_at = _peak(forward_live, ask_live)
-        extra_s = left.waited_s + backward.extra_s
-        recording_s = self.problem.recording_s([j for j, kept in enumerate(keep) if not kept], left.written_by)
+        unpack_live = np.array(backward.answers, dtype=np.int64) + self._ask_other
+        peak_bytes, peak_at = _peak(forward_live, unpack_live)
+        extra_s = left.store_wait_s + backward.extra_s + self.problem.trace.copying_s
         return Simulation(
             peak_bytes=peak_bytes,
             peak_at=peak_at,
             forward_live=forward_live,
-            ask_live=ask_live,
-            extra_s=extra_s + recording_s,
-            step_s=self.problem.trace.step_s + extra_s + recording_s,
+            unpack_live=unpack_live,
+            extra_s=extra_s,
+            step_s=self.problem.trace.step_s + extra_s,
             replayed_ops=backward.replayed_ops,
             replays=tuple(backward.replays),
-            written_by=left.written_by,
-            read_after=dict(backward.read_after),
-            waited_s=left.waited_s + backward.waited_s,
-            recording_s=recording_s,
+            written_before=left.written_before,
+            prefetch_after=dict(backward.prefetch_after),
+            store_wait_s=left.store_wait_s + backward.store_wait_s,
         )
 
-    def forward_ends(self, keep: Sequence[int | bool], written_by: Mapping[int, int] | None = None) -> list[int]:
+    def forward_ends(self, keep: Sequence[int | bool], written_before: Mapping[int, int] | None = None) -> list[int]:
         """By value: the last op while which it is alive in forward; the number of ops: into backward."""
         ends, wanted_until = self._forward_ends(keep)
-        self._departures(self._away(keep, written_by or (), wanted_until), ends, 0, written_by)
+        self._departures(self._away(keep, written_before or (), wanted_until), ends, 0, written_before)
         return ends
 
     def held_into_backward(self, keep: Sequence[int | bool], offload: Collection[int] = ()) -> list[int]:
@@ -174,7 +166,7 @@ class Simulator:
         _, wanted_until = self._forward_ends(keep)
         wanted = [int(v) for v in self._made if wanted_until[v] >= problem.n_ops]
         away = frozenset(self._away(keep, offload, wanted_until))
-        return [v for v in wanted if keep[problem.maker[v]] and v not in away]
+        return [v for v in wanted if keep[problem.producer[v]] and v not in away]
 
     def held_elsewhere(self, keep: Sequence[int | bool], offload: Collection[int]) -> list[int]:
         """The values that are in the store, or packed, when backward begins."""
@@ -183,21 +175,20 @@ class Simulator:
     def holders(
         self,
         keep: Sequence[int | bool],
-        again: Iterable[int],
+        released: Iterable[int],
         at: PeakAt,
-        written_by: Mapping[int, int] | None = None,
-        read_after: Mapping[int, int] | None = None,
-        turns: Turns = NO_TURNS,
+        written_before: Mapping[int, int] | None = None,
+        prefetch_after: Mapping[int, int] | None = None,
     ) -> list[int]:
         """The values that are alive at the fullest moment of that op or ask, largest first."""
         problem = self.problem
         ends, wanted_until = self._forward_ends(keep)
-        away = self._away(keep, written_by or (), wanted_until)
-        self._departures(away, ends, 0, written_by)
+        away = self._away(keep, written_before or (), wanted_until)
+        self._departures(away, ends, 0, written_before)
         if at.phase == "forward":
-            alive = [int(v) for v in self._made if problem.maker[v] <= at.index <= ends[v]]
+            alive = [int(v) for v in self._made if problem.producer[v] <= at.index <= ends[v]]
         else:
-            backward = Backward(problem, keep, frozenset(again), wanted_until, None, away, read_after or {}, turns)
+            backward = Backward(problem, keep, frozenset(released), wanted_until, None, away, prefetch_after or {})
             backward.begin()
             for k in range(at.index):
                 backward.answer(k)
@@ -212,15 +203,17 @@ class Simulator:
         return [v for j in offload if keep[j] for v in problem.moved(j) if wanted_until[v] >= problem.n_ops]
 
     def _departures(
-        self, away: list[int], ends: list[int], room_bytes: int, written_by: Mapping[int, int] | None
-    ) -> Departures:
+        self, away: list[int], ends: list[int], limit_bytes: int, written_before: Mapping[int, int] | None
+    ) -> OffloadTimes:
         """When they leave; `ends` is changed accordingly."""
         if not away:
-            return Departures({}, {}, 0.0)
+            return OffloadTimes({}, {}, 0.0)
         for v in away:
             ends[v] = self.problem.natural_end[v]
         live = self._forward_live(ends, away)
-        left = departures(self.problem, sorted(away), live.tolist(), room_bytes=room_bytes, written_by=written_by)
+        left = offload_times(
+            self.problem, sorted(away), live.tolist(), limit_bytes=limit_bytes, written_before=written_before
+        )
         for v, end in left.ends.items():
             ends[v] = end
         return left
@@ -255,18 +248,18 @@ class Simulator:
         problem, n = self.problem, self.problem.n_ops
         change = np.zeros(n + 2, dtype=np.int64)
         for v in away:
-            packing = problem.packing[v]
-            if packing is not None:  # from the moment it is made; packing takes some memory itself, for a moment
-                work = packing.workspace(problem.nbytes[v])
-                change[problem.maker[v] + 1] += problem.resting_bytes(v) + work
-                change[min(problem.maker[v] + 2, n + 1)] -= work
+            codec_cost = problem.codec_cost[v]
+            if codec_cost is not None:  # from the moment it is made; packing takes some memory itself, for a moment
+                work = codec_cost.workspace(problem.nbytes[v])
+                change[problem.producer[v] + 1] += problem.resting_bytes(v) + work
+                change[min(problem.producer[v] + 2, n + 1)] -= work
         np.add.at(change, self._makers, self._sizes)
         np.subtract.at(change, np.minimum(np.array(ends, dtype=np.int64)[self._made], n) + 1, self._sizes)
         live: Bytes = np.cumsum(change[:n]) + self._forward_other
         return live
 
 
-def _peak(forward_live: Bytes, ask_live: Bytes) -> tuple[int, PeakAt]:
-    phases: list[tuple[str, Any]] = [("forward", forward_live), ("ask", ask_live)]
+def _peak(forward_live: Bytes, unpack_live: Bytes) -> tuple[int, PeakAt]:
+    phases: list[tuple[str, Any]] = [("forward", forward_live), ("unpack", unpack_live)]
     found = [(int(live.max()), PeakAt(phase, int(live.argmax()))) for phase, live in phases if len(live)]
     return max(found, key=lambda peak: peak[0], default=(0, PeakAt("forward", 0)))

@@ -1,66 +1,60 @@
-"""The planner's front door: a trace and a budget in, a plan that the simulator accepts out.
+"""Planning: a trace and a budget in, the fastest plan that the simulator accepts out.
 
-Tries keeping everything; the programme with tied blocks; where that is not close to the bound, a greedy plan, rotor's
-schedule and, for small steps, the plain programme; then single recomputes are undone while there is room. Where
-nothing fits, the search for the smallest peak has the last word, and `BudgetError` says what it found. What is still
-far above the bound is changed at random, for longer the further it is.
+The searches run in a fixed order, each with an effort counted in work, so that the same trace and budget give the
+same plan on any machine.
+
+1. Keep everything, if that fits.
+2. MILP over keep and recompute (`chain`, `milp`), near misses repaired (`repair`) and improved (`improve`).
+3. If nothing fits, the simple scheme with the smallest peak (`smallest`), repaired and improved.
+4. Simulated annealing (`annealing`), if the best plan is far above the lower bound (`bounds`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .._errors import ArgumentError, BudgetError
 from .._units import format_bytes
-from ..trace import Trace
+from ..records import Trace
+from ..records.codec_cost import CodecCost
+from ..records.link import Link
+from ..records.plan import Plan
 from .annealing import anneal
 from .bounds import Bound, lower_bound
 from .candidate import Candidate, judged
-from .chain import fitting, has_ties, reach_of, solve_chain
-from .describing import describe_holders, describe_place, summarise_kinds, summarise_pinned
-from .greedy import improve, solve_greedy
-from .link import Link
-from .milp import solve_milp
-from .packing import Packing
-from .plan import Plan
+from .improve import improve
 from .problem import Problem
-from .proving import also_without_copies, proved
-from .repetition import find_stretches
-from .rotor import solve_rotor
+from .repair import repair
 from .simulator import Simulator, simulate
 from .smallest import smallest
-from .stages import Decided
-from .turns import to_plan
+from .summary import describe_holders, describe_place, summarise_modules, summarise_pinned
+from .tied_milp import solve_chain
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
-"""Share of a plain step, and of the extra time that is needed at least, by which it is not worth searching on."""
-_WORTH_TIME, _PROOF_SHARE = 0.01, 0.04
-"""Share of a plain step above the bound from which on a better one is worth time, and this share of it."""
-_LEAST_PROOF_S = 0.05
-"""What a bound for another way has at least."""
-_FAR, _ANNEALING_SHARE = 0.03, 0.3
-"""The same for changing plans at random, and the share of the time that this may take."""
-_LEAST_SEARCHES, _GAP_A_SEARCH = 3, 0.04
-"""How often that is begun anew, at least; and once for so much of a plain step above the bound."""
-_QUICK_OPS, _QUICK_S, _TOO_FAR = 300, 1.7, 0.25
-"""Ops up to which planning takes no longer than that, unless what was found is so much above the bound."""
-_VERY_FAR = 0.1
-"""The same for looking once more where values may wait elsewhere."""
-_UNHURRIED_SHARE = 0.3
-"""Of the time: for the programme where values may wait elsewhere, and what was found at once is very far above."""
-_MOST_SLOWNESS = 4.0
-"""As many times longer it takes on a busy machine, at the most."""
+"""Share of a plain step, or of the bound's extra time, above the bound at which the MILP stops."""
+_FAR = 0.03
+"""Share of a plain step above the bound from which annealing runs. Doubled: less time, plans up to 3 % slower."""
 _CAUTION = 200
 """The smallest budget is named with 1/200 more."""
-_USUAL_DEADLINE_S, _PATIENCE_S, _PATIENCE_S_AN_OP = 20.0, 0.8, 0.02
-"""How long a better plan is looked for where there is one that is not far above the bound; longer with more time."""
-_FEW_OPS, _CLOSE_GAP = 150, 0.002
-"""Ops up to which the programme is solved to this gap at once."""
-_PATIENT_SHARE, _PATIENT_SHARE_FEW = 0.7, 0.3
-"""Of the time that planning may take: for solvers. With few ops, a plan changed at random is soon as good."""
-_PLAIN_OPS = 2500
-"""Ops up to which the programme without ties is tried."""
+_log = logging.getLogger("lowtide")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Work that planning may do, in counts, so that results do not depend on load."""
+
+    milp_nodes: int = 500
+    """Branch-and-bound nodes a round. Doubled: up to twice the MILP time at the knee."""
+    milp_rounds: int = 60
+    """Rounds of solving and adding byte rows. Doubled: fewer plans need repair, up to twice as slow."""
+    annealing_searches: int = 3
+    """Annealing searches from keeping everything. Doubled: slightly faster plans near the smallest budget."""
+    annealing_moves: int = 6_000
+    """Upper limit on moves a search. Doubled: twice the annealing time for traces of more than 150 ops."""
+
 
 Progress = Callable[[str], None]
 
@@ -70,67 +64,75 @@ def solve(
     budget_bytes: int,
     *,
     link: Link | None = None,
-    packings: Sequence[Packing] = (),
+    codec_costs: Sequence[CodecCost] = (),
     leave_free_bytes: int = 0,
-    deadline_s: float = _USUAL_DEADLINE_S,
+    deadline_s: float = 60.0,
+    effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """The fastest plan found whose predicted peak is at most `budget_bytes`, less `leave_free_bytes` where it can be.
 
-    With a `link` values may also wait in a store, with `packings` be held packed. After `deadline_s` the best so far is
-    taken; a plan close to the bound, sooner.
+    With a `link` values may also wait in a store, with `codec_costs` be held packed.
+    `deadline_s` is a safety net: past it the searches stop early, and a warning is logged.
     `progress` is called with a sentence now and then. Raises `BudgetError` if no plan is found that fits.
     """
     if budget_bytes <= 0 or deadline_s <= 0:
         raise ArgumentError(f"a budget of {budget_bytes} bytes and {deadline_s} s to plan: both must be positive")
     trace.check()
-    started, started_cpu = time.monotonic(), time.thread_time()
+    effort = Effort() if effort is None else effort
+    started = time.monotonic()
+    deadline = started + deadline_s
     say = progress if progress is not None else _silence
-    untouched = Simulator(Problem(trace.without_copies(), link, packings))
+    untouched = Simulator(Problem(trace.without_copies(), link, codec_costs))
     plain = judged(untouched, untouched.problem.keep_all(), solver="keep all")
     assert plain is not None  # keeping everything replays nothing
     wanted_bytes = max(1, budget_bytes - leave_free_bytes)
     if plain.peak_bytes <= wanted_bytes:
         say("everything fits: nothing to recompute")
         return _plan(untouched, plain, plain, Bound(trace.step_s, impossible=False), budget_bytes, started)
-    simulator = Simulator(Problem(trace, link, packings)) if trace.copies else untouched
-    bound = lower_bound(simulator.problem, wanted_bytes, deadline=started + 0.2 * deadline_s)
-    slowness = _slowness(time.monotonic() - started, time.thread_time() - started_cpu)
-    hurry_until = started + slowness * _hurry_s(simulator.problem.n_ops, deadline_s)
+    simulator = Simulator(Problem(trace, link, codec_costs)) if trace.copies else untouched
     best: Candidate | None = None
-    if bound.impossible:
-        say("no schedule fits: looking for the smallest budget that works")
+    for limit_bytes in dict.fromkeys((wanted_bytes, budget_bytes)):
+        bound = lower_bound(simulator.problem, limit_bytes, deadline=deadline)
+        if not bound.impossible:
+            best = _search(simulator, limit_bytes, bound, effort, deadline, say)
+        if best is not None:
+            break
     else:
-        patience_s = slowness * _patience_s(simulator.problem.n_ops, deadline_s)
-        best = _search(simulator, wanted_bytes, bound, min(deadline_s, patience_s), say)
-        if any(simulator.problem.offloadable) and (best is None or _is_far(best, bound, trace, _VERY_FAR)):
-            # Only the programme knows how values wait elsewhere: it is worth more time.
-            longer = _search(simulator, wanted_bytes, bound, _UNHURRIED_SHARE * deadline_s, say)
-            best = min((one for one in (best, longer) if one is not None), key=lambda one: one.extra_s, default=None)
-    if best is None:
-        # The alternative is an error: take the time that it takes to be sure.
-        deadline = time.monotonic() + 1.5 * deadline_s
-        least = smallest(simulator, enough_bytes=budget_bytes, deadline=deadline)
-        if least.peak_bytes > budget_bytes:
+        say("no schedule fits: looking for the smallest budget that works")
+        least = smallest(simulator, enough_bytes=budget_bytes)
+        best = least if least.peak_bytes <= budget_bytes else repair(simulator, least, budget_bytes, deadline=deadline)
+        if best is None:
             raise _budget_error(simulator, least, budget_bytes)
-        best = improve(simulator, least, budget_bytes, deadline=time.monotonic() + 0.2 * deadline_s)
-    proof_s = min(_PROOF_SHARE * deadline_s, 0.1 * (hurry_until - started))
-    bound = proved(simulator, wanted_bytes, bound, best, proof_s)
-    deadline = time.monotonic() + _ANNEALING_SHARE * deadline_s
-    for far, until in ((_FAR, hurry_until - proof_s), (_TOO_FAR, deadline)):
-        if _is_far(best, bound, trace, far) and time.monotonic() < min(until, deadline):
-            say("far above the bound: changing plans at random")
-            best = _annealed(simulator, best, max(wanted_bytes, best.peak_bytes), bound, min(until, deadline))
-    if _is_far(best, bound, trace, _WORTH_TIME):
-        proof_s = max(proof_s, min(_PROOF_SHARE * deadline_s, hurry_until - time.monotonic()))
-    bound = proved(simulator, wanted_bytes, bound, best, proof_s, whole=True)
-    if bound.decided is not None:
-        best = _better(simulator, bound.decided, best, max(wanted_bytes, best.peak_bytes))
+        best = improve(simulator, best, limit_bytes, deadline=deadline)
+    bound = _tighter(simulator, limit_bytes, bound, best, deadline)
+    if best.simulation.step_s - bound.step_s > _FAR * trace.step_s:
+        say("far above the bound: annealing")
+        best = anneal(
+            simulator,
+            best,
+            limit_bytes,
+            deadline=deadline,
+            searches=effort.annealing_searches,
+            max_moves=effort.annealing_moves,
+        )
     if simulator is not untouched:
-        left_s = max(_LEAST_PROOF_S, min(proof_s, hurry_until - time.monotonic()))
-        bound = also_without_copies(untouched, bound, best, wanted_bytes, left_s)
-        best, simulator = _copying_if_needed(untouched, simulator, best, max(wanted_bytes, best.peak_bytes))
+        without = lower_bound(untouched.problem, limit_bytes, deadline=deadline)
+        if not without.impossible and without.step_s < bound.step_s:
+            bound = without
+        best, simulator = _copying_if_needed(untouched, simulator, best, limit_bytes)
+    if time.monotonic() > deadline:
+        _log.warning("planning reached its time limit of %g s: the plan may differ from run to run", deadline_s)
     return _plan(simulator, best, plain, bound, budget_bytes, started)
+
+
+def _tighter(simulator: Simulator, budget_bytes: int, bound: Bound, best: Candidate, deadline: float) -> Bound:
+    """Return the better of `bound` and the bound with backward cut where the best plan is fullest."""
+    gap_s = best.simulation.step_s - bound.step_s
+    if bound.impossible or gap_s <= _GOOD_ENOUGH * simulator.problem.trace.step_s:
+        return bound
+    other = lower_bound(simulator.problem, budget_bytes, deadline=deadline, unpack_live=best.simulation.unpack_live)
+    return other if other.step_s > bound.step_s else bound
 
 
 def _copying_if_needed(
@@ -140,10 +142,9 @@ def _copying_if_needed(
     same = judged(
         untouched,
         best.keep,
-        best.again,
-        turns=best.turns,
+        best.released,
         offload=best.offload,
-        room_bytes=budget_bytes,
+        limit_bytes=budget_bytes,
         solver=best.solver,
     )
     if same is not None and same.peak_bytes <= budget_bytes and same.extra_s <= best.extra_s:
@@ -151,111 +152,30 @@ def _copying_if_needed(
     return best, copying
 
 
-def _better(simulator: Simulator, decided: Decided, best: Candidate, budget_bytes: int) -> Candidate:
-    """What the bound was proved with is a plan too, if it fits: it may replay an op more than once."""
-    other = judged(
-        simulator, decided.keep, turns=decided.turns, offload=decided.offload, room_bytes=budget_bytes, solver="stages"
-    )
-    fits = other is not None and other.peak_bytes <= budget_bytes
-    return other if other is not None and fits and other.extra_s < best.extra_s else best
-
-
-def _annealed(simulator: Simulator, best: Candidate, budget_bytes: int, bound: Bound, deadline: float) -> Candidate:
-    """Plans changed at random: the further the best is above the bound, the more often it is tried."""
-    plain_s = simulator.problem.trace.step_s
-
-    def enough(found: Candidate, searches: int) -> bool:
-        gap = (found.simulation.step_s - bound.step_s) / plain_s
-        return searches >= _LEAST_SEARCHES and gap <= searches * _GAP_A_SEARCH
-
-    return anneal(simulator, best, budget_bytes, deadline=deadline, enough=enough)
-
-
-def _slowness(wall_s: float, cpu_s: float) -> float:
-    """How many times as long everything takes because others use the machine too: a worse plan costs every step."""
-    return min(_MOST_SLOWNESS, max(1.0, wall_s / max(cpu_s, 1e-9)))
-
-
-def _patience_s(n_ops: int, deadline_s: float) -> float:
-    """How long to look for a plan that is only a little better."""
-    usual_s = _PATIENCE_S + _PATIENCE_S_AN_OP * n_ops
-    share = _PATIENT_SHARE if n_ops > _FEW_OPS else _PATIENT_SHARE_FEW
-    return min(deadline_s, usual_s * max(1.0, deadline_s / _USUAL_DEADLINE_S), share * _hurry_s(n_ops, deadline_s))
-
-
-def _hurry_s(n_ops: int, deadline_s: float) -> float:
-    """How long planning may take where it is not worth more."""
-    return min(deadline_s, _QUICK_S * max(1.0, deadline_s / _USUAL_DEADLINE_S)) if n_ops <= _QUICK_OPS else deadline_s
-
-
-def _is_far(found: Candidate, bound: Bound, trace: Trace, share: float) -> bool:
-    return found.simulation.step_s - bound.step_s > share * trace.step_s
-
-
 def _search(
-    simulator: Simulator, budget_bytes: int, bound: Bound, patience_s: float, say: Progress
+    simulator: Simulator, budget_bytes: int, bound: Bound, effort: Effort, deadline: float, say: Progress
 ) -> Candidate | None:
-    """The best plan of all solvers, in order of their price, until one is good enough or time is up."""
-    started = time.monotonic()
+    """Return the MILP's best plan, improved, or None if none fits."""
     trace = simulator.problem.trace
     plain_s = max(trace.step_s, 1e-12)
-    best: Candidate | None = None
-
-    def consider(other: Candidate | None) -> None:
-        nonlocal best
-        if other is not None and other.peak_bytes <= budget_bytes and (best is None or other.extra_s < best.extra_s):
-            best = other
-            gap = (other.simulation.step_s - bound.step_s) / plain_s
-            say(f"{other.solver}: {100 * other.extra_s / plain_s:.2f} % more time, {100 * gap:.2f} % above the bound")
-
     least_extra_s = max(bound.step_s - trace.step_s, 1e-12)
     enough_s = least_extra_s + max(_GOOD_ENOUGH * plain_s, _GOOD_ENOUGH_EXTRA * least_extra_s)
-
-    def good_enough() -> bool:
-        return best is not None and best.extra_s <= enough_s
-
-    # Half of it is left for what the bound misses; with few ops it takes no time to look more closely.
-    gap = min(0.05, 0.5 * (enough_s / least_extra_s - 1)) if simulator.problem.n_ops > _FEW_OPS else _CLOSE_GAP
-    chained = solve_chain(
-        simulator,
-        budget_bytes,
-        deadline=started + 0.9 * patience_s,
-        relative_gap=gap,
-        good_enough_s=enough_s,
-    )
-    consider(chained)
-    if chained is None or not good_enough():
-        # Quick schemes; what is dear about them is only worth it where the programme found nothing.
-        share = 0.2 if chained is None else 0.05
-        consider(solve_greedy(simulator, budget_bytes, deadline=time.monotonic() + share * patience_s))
-        if not good_enough():  # where memory is short, blocks have to be replayed more than once
-            rotor = solve_rotor(simulator, budget_bytes)
-            if rotor is not None:  # it treats blocks as wholes, which leaves room
-                until = time.monotonic() + 0.1 * patience_s
-                consider(improve(simulator, rotor, budget_bytes, deadline=until))
-    if has_ties(simulator.problem) and simulator.problem.n_ops <= _PLAIN_OPS and not good_enough():
-        consider(_untied(simulator, budget_bytes, best, gap, started + patience_s))
-    if best is not None and not good_enough():
-        consider(improve(simulator, best, budget_bytes, deadline=time.monotonic() + 0.1 * patience_s))
-    return best
-
-
-def _untied(
-    simulator: Simulator, budget_bytes: int, best: Candidate | None, gap: float, deadline: float
-) -> Candidate | None:
-    problem = simulator.problem
-    stretches = find_stretches(problem)
-    found = solve_milp(
+    best = solve_chain(
         simulator,
         budget_bytes,
         deadline=deadline,
-        relative_gap=gap,
-        reach_asks=reach_of(problem, stretches),
-        better_than_s=None if best is None else best.extra_s - _GOOD_ENOUGH * problem.trace.step_s,
+        relative_gap=min(0.05, 0.5 * (enough_s / least_extra_s - 1)),
+        good_enough_s=enough_s,
+        max_nodes=effort.milp_nodes,
+        max_rounds=effort.milp_rounds,
     )
-    if found.keep is None and best is not None:
-        return None  # there is a plan already, also of what it nearly found, repaired
-    return fitting(simulator, found, budget_bytes, "MILP", deadline)
+    if best is None:
+        return None
+    if best.extra_s > enough_s:
+        best = improve(simulator, best, budget_bytes, deadline=deadline)
+    gap = (best.simulation.step_s - bound.step_s) / plain_s
+    say(f"{best.solver}: {100 * best.extra_s / plain_s:.2f} % more time, {100 * gap:.2f} % above the bound")
+    return best
 
 
 def _plan(
@@ -267,17 +187,16 @@ def _plan(
     checked = simulate(
         problem.trace,
         chosen.keep,
-        chosen.again,
-        decided.written_by,
+        chosen.released,
+        decided.written_before,
         problem.link,
-        problem.packings,
-        decided.read_after,
-        chosen.turns,
+        problem.codec_costs,
+        decided.prefetch_after,
     )
     assert checked.peak_bytes <= budget_bytes
     return Plan(
         keep=chosen.keep,
-        again=tuple(sorted(chosen.again)),
+        released=tuple(sorted(chosen.released)),
         budget_bytes=budget_bytes,
         predicted_peak_bytes=checked.peak_bytes,
         plain_peak_bytes=plain.peak_bytes,
@@ -289,26 +208,24 @@ def _plan(
         solve_s=time.monotonic() - started,
         replayed_ops=checked.replayed_ops,
         pinned=summarise_pinned(problem),
-        kinds=summarise_kinds(simulator, chosen),
+        kinds=summarise_modules(simulator, chosen),
         fingerprint=problem.trace.fingerprint,
         op_names=tuple(op.name for op in problem.trace.ops),
-        offload=tuple(checked.written_by),
-        written_by=tuple(checked.written_by.values()),
-        read_after=tuple(checked.read_after.get(j, j) for j in checked.written_by),
-        compress=tuple(j for j in checked.written_by if problem.packed[j]),
-        turns=to_plan(problem, chosen.turns),
+        offload=tuple(checked.written_before),
+        written_before=tuple(checked.written_before.values()),
+        prefetch_after=tuple(checked.prefetch_after.get(j, j) for j in checked.written_before),
+        compress=tuple(j for j in checked.written_before if problem.packed[j]),
         copies=bool(problem.trace.copies),
         link=problem.link,
-        packings=problem.packings,
-        recording_s=checked.recording_s,
-        waited_s=checked.waited_s,
+        codec_costs=problem.codec_costs,
+        store_wait_s=checked.store_wait_s,
     )
 
 
 def _budget_error(simulator: Simulator, least: Candidate, budget_bytes: int) -> BudgetError:
     at = least.simulation.peak_at
     problem = simulator.problem
-    records = problem.trace.ops if at.phase == "forward" else problem.trace.asks
+    records = problem.trace.ops if at.phase == "forward" else problem.trace.unpacks
     other = records[at.index].other_bytes
     holders = "; ".join(describe_holders(simulator, least)) or "none"
     pinned = sum(problem.pinned)

@@ -4,10 +4,6 @@ What is there when a stage begins was there when the one before began, was asked
 into the budget. What a stage is asked for it has, or replays from what it has, and it replays nothing else. What is
 kept is kept for good, and fits wherever it has to be. Every plan obeys that, however often it replays an op; shares of
 values and ops (a linear programme) are allowed, so the least time is a bound.
-
-Without shares of large values its answer reads like a plan, in which what is recomputed rests, except that it goes
-where a stage ends that does not pass it on. It knows nothing of what is alive inside a stage, so that plan may need too
-much; where it fits, none is better.
 """
 
 from __future__ import annotations
@@ -16,52 +12,25 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 from .formulation import Formulation
-from .rows import Floats, Place, Rows
+from .rows import Event, Rows
 from .solver_output import to_standard_error
-from .turns import Turns, is_seen
 
 _INFEASIBLE = 2
-_GAP = 0.003
-_HALF = 0.5
-_LARGE = 0.01
-"""Share of the largest value below which shares of one are always allowed: they would only take time."""
 Replay = Callable[[int, int], int]
 """By stage and op: the variable that says that it is replayed."""
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What the programme would do."""
-
-    keep: tuple[bool, ...]
-    turns: Turns
-    """What is recomputed lets go of what it made, and does not rest, for an ask."""
-    offload: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the programme says."""
-
-    least_s: float
-    """The least extra time, as far as it is proved."""
-    decided: Decided | None
-    """How, if it has come to that."""
 
 
 class Stages:
     """The programme. For each stage a variable for each value ("it is there when the stage begins") and two for each
     op ("it is replayed in it", "it is replayed at all from there on": or half a replay in each of two stages would be
-    taken for a whole one); and, for all stages, one for each op whose values may wait elsewhere, for each op that may
-    be noted, and for each charge."""
+    taken for a whole one); and, for all stages, one for each op whose values may be offloaded or compressed."""
 
-    def __init__(self, model: Formulation, budget_bytes: int, places: Iterable[Place], cuts: Sequence[int]) -> None:
+    def __init__(self, model: Formulation, budget_bytes: int, places: Iterable[Event], cuts: Sequence[int]) -> None:
         problem = model.problem
         self._model = model
         self._budget_bytes = budget_bytes
@@ -73,17 +42,14 @@ class Stages:
         self._width = len(self._values) + 2 * len(self._ops)
         movable = [j for j in self._ops if problem.offloadable[j]]
         self._away_column = {j: self._width * len(self._starts) + c for c, j in enumerate(movable)}
-        after = self._width * len(self._starts) + len(movable)
-        self._noted_column = {j: after + c for c, j in enumerate(self._ops)}
-        self._first_charge = after + len(self._ops)
-        self._count = self._first_charge + len(problem.charges)
+        self._count = self._width * len(self._starts) + len(movable)
         self._rows = Rows()
         for stage in range(len(self._starts)):
             last = stage + 1 == len(self._starts)
-            self._asked(stage, self._replay, problem.n_asks if last else self._starts[stage + 1])
+            self._asked(stage, self._replay, problem.n_unpacks if last else self._starts[stage + 1])
             self._replayed(stage, self._replay)
-            self._demanded(stage, problem.n_asks if last else self._starts[stage + 1])
-            self._asked(stage, self._ever, problem.n_asks)
+            self._demanded(stage, problem.n_unpacks if last else self._starts[stage + 1])
+            self._asked(stage, self._ever, problem.n_unpacks)
             self._replayed(stage, self._ever)
             self._in_some_stage(stage)
             if not last:
@@ -92,67 +58,29 @@ class Stages:
                 self._fits(stage)
         for place in places:
             self._fits_at(place)
-        self._noted()
         self._kept()
 
-    def answer(self, until: float, *, whole: bool = False) -> Answer | None:
-        """What is proved until then; None if nothing fits.
-
-        `whole`: values are there or not, no shares of them. That takes longer and proves more.
-        """
-        found = self._solved(until, whole)
-        if found.status == _INFEASIBLE:
-            return None
-        proved = found.mip_dual_bound if whole else found.fun if found.status == 0 else None
-        least_s = float(proved) * self._model.time_unit if proved is not None else 0.0
-        return Answer(least_s, self._decided(found.x) if whole and found.x is not None else None)
-
-    def _decided(self, x: Floats) -> Decided:
-        """What is replayed in some stage is recomputed. Where it is not there any more, it was let go of."""
-        problem, stages = self._model.problem, range(len(self._starts))
-        replayed = {j: [stage for stage in stages if x[self._replay(stage, j)] > _HALF] for j in self._ops}
-        keep = tuple(not replayed.get(j) for j in range(problem.n_ops))
-        away = frozenset(j for j, column in self._away_column.items() if keep[j] and x[column] > _HALF)
-        seen = [k for k in range(problem.n_asks) if is_seen(problem, keep, k)]
-        turns = {}
-        for j in (j for j in self._ops if len(replayed[j]) > 1):
-            changes: set[int] = set()
-            for stage in stages[replayed[j][0] + 1 : replayed[j][-1] + 1]:
-                if all(x[self._there(stage, v)] < _HALF for v in problem.outputs[j]):
-                    last = bisect_right(seen, self._starts[stage])  # turns come with asks that the engine sees
-                    changes ^= set(seen[max(0, last - 1) : last + 1])
-            if changes:
-                turns[j] = tuple(sorted(changes))
-        return Decided(keep, turns, away)
-
-    def _solved(self, until: float, whole: bool) -> OptimizeResult:
+    def least_s(self, until: float) -> float | None:
+        """Return the least extra time, or None if nothing fits; 0 if `until` (`time.monotonic()`) passes first."""
         problem, model = self._model.problem, self._model
-        cost, upper, integral = np.zeros(self._count), np.ones(self._count), np.zeros(self._count)
-        largest = max((problem.nbytes[v] for v in self._values), default=0)
+        cost, upper = np.zeros(self._count), np.ones(self._count)
         for stage in range(len(self._starts)):
-            for v in self._values if whole else ():
-                integral[self._there(stage, v)] = problem.nbytes[v] >= _LARGE * largest
             for j in self._ops:
-                cost[self._replay(stage, j)] = problem.replay_s[j] / model.time_unit
+                cost[self._replay(stage, j)] = problem.replay_overhead_s[j] / model.time_unit
                 upper[self._replay(stage, j)] = upper[self._ever(stage, j)] = not problem.pinned[j]
         for j, column in self._away_column.items():
             cost[column] = model.elsewhere_s(j) / model.time_unit
-        for column in self._noted_column.values():
-            cost[column] = problem.trace.noting_s / model.time_unit
-        for number, charge in enumerate(problem.charges):
-            cost[self._first_charge + number] = charge.time_s / model.time_unit
         left_s = until - time.monotonic()
         with to_standard_error():
-            return milp(
+            found = milp(
                 cost,
                 constraints=LinearConstraint(self._rows.matrix(self._count), self._rows.low, self._rows.high),
-                integrality=integral,
                 bounds=Bounds(0, upper),
-                options={
-                    "mip_rel_gap": _GAP,
-                    **({"time_limit": max(0.05, left_s)} if math.isfinite(left_s) else {}),
-                },
+                options={"time_limit": max(0.05, left_s)} if math.isfinite(left_s) else {},
             )
+        if found.status == _INFEASIBLE:
+            return None
+        return float(found.fun) * model.time_unit if found.status == 0 else 0.0
 
     # -- variables ------------------------------------------------------------------------------------
 
@@ -167,7 +95,7 @@ class Stages:
 
     def _had(self, stage: int, value: int, replay: Replay) -> dict[int, float]:
         """ "It is there, replayed or elsewhere": it can be had."""
-        op = self._model.problem.maker[value]
+        op = self._model.problem.producer[value]
         away = {self._away_column[op]: 1.0} if op in self._away_column else {}
         return {self._there(stage, value): 1.0, replay(stage, op): 1.0, **away}
 
@@ -177,9 +105,9 @@ class Stages:
         """What is asked for from a stage's beginning on is had."""
         problem, after = self._model.problem, self._starts[stage]
         for v in self._values:
-            asks = problem.asks_of[v]
-            later = bisect_right(asks, after)
-            if problem.saved[v] and later < len(asks) and asks[later] <= until and not self._given(v, after):
+            unpacks = problem.asks_of[v]
+            later = bisect_right(unpacks, after)
+            if problem.saved[v] and later < len(unpacks) and unpacks[later] <= until and not self._given(v, after):
                 self._rows.add(self._had(stage, v, replay), 1.0, np.inf)
 
     def _replayed(self, stage: int, replay: Replay) -> None:
@@ -206,22 +134,6 @@ class Stages:
             stages = {self._replay(later, j): 1.0 for later in range(stage, len(self._starts))}
             self._rows.add(stages | {self._ever(stage, j): -1.0}, 0.0, np.inf)
 
-    def _noted(self) -> None:
-        """What is replayed at all, or waits elsewhere, is noted or met, and what that brings with it falls due."""
-        met = self._model.problem.met_when_saved
-        for j, noted in self._noted_column.items():
-            away = {self._away_column[j]: -1.0} if j in self._away_column and not met[j] else {}
-            for replayed in (self._ever(0, j), *(self._replay(stage, j) for stage in range(len(self._starts)))):
-                self._rows.add({noted: 1.0, replayed: -1.0} | away, 0.0, np.inf)
-        for number, charge in enumerate(self._model.problem.charges):
-            due = {self._first_charge + number: 1.0}
-            for j in charge.ops:
-                if j in self._noted_column:
-                    away = {self._away_column[j]: -1.0} if j in self._away_column and met[j] and charge.saving else {}
-                    self._rows.add(due | {self._noted_column[j]: -1.0} | away, 0.0, np.inf)
-            if charge.after is not None:
-                self._rows.add(due | {self._first_charge + charge.after: -1.0}, 0.0, np.inf)
-
     def _kept(self) -> None:
         """What is held into backward is never replayed, nor what was written over it, and stays until it is asked for.
 
@@ -237,11 +149,11 @@ class Stages:
             if problem.natural_last_ask[v] >= 0:
                 continue
             held = {self._there(0, v): 1.0}
-            for j in (problem.maker[v], *overwriters.get(problem.maker[v], ())):
+            for j in (problem.producer[v], *overwriters.get(problem.producer[v], ())):
                 for stage in stages if not problem.pinned[j] else ():
                     self._rows.add(held | {self._replay(stage, j): 1.0}, -np.inf, 1.0)
             for stage in stages[1:]:
-                if problem.saved[v] and self._starts[stage] < problem.first_ask[v] < problem.n_asks:
+                if problem.saved[v] and self._starts[stage] < problem.first_ask[v] < problem.n_unpacks:
                     self._rows.add({self._there(stage, v): 1.0, self._there(0, v): -1.0}, 0.0, np.inf)
 
     def _passed_on(self, stage: int) -> None:
@@ -257,12 +169,12 @@ class Stages:
         resting = [v for v in there if problem.saved[v] and problem.last_ask[v] > after]
         self._bytes_row(stage, there, resting, self._model.state_terms(after)[1])
 
-    def _fits_at(self, place: Place) -> None:
+    def _fits_at(self, place: Event) -> None:
         """What is held into backward fits: where forward holds it already, and in backward until it is asked for."""
         problem = self._model.problem
         if place.phase == "forward":
             there = [
-                v for v in self._values if problem.maker[v] <= place.index and problem.natural_end[v] < place.index
+                v for v in self._values if problem.producer[v] <= place.index and problem.natural_end[v] < place.index
             ]
         else:
             there = [
@@ -279,7 +191,7 @@ class Stages:
         problem, unit = self._model.problem, self._model.byte_unit
         terms = {self._there(stage, v): problem.nbytes[v] / unit for v in there}
         for v in resting:
-            column = self._away_column.get(problem.maker[v])
+            column = self._away_column.get(problem.producer[v])
             if column is not None and problem.resting_bytes(v):
                 terms[column] = terms.get(column, 0.0) + problem.resting_bytes(v) / unit
         self._rows.add(terms, -np.inf, (self._budget_bytes - fixed_bytes) / unit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..planning import Problem, Simulator
-from ..planning.describing import module_kind
+from ..planning.summary import module_pattern
 from .timeline import Timeline
 
 
@@ -57,23 +57,23 @@ class ModuleAccount:
 def account_modules(timeline: Timeline) -> tuple[ModuleAccount, ...]:
     """One account for each kind of module, those with the most bytes first."""
     trace, keep, simulation = timeline.trace, timeline.keep, timeline.simulation
-    problem = Problem(trace, packings=timeline.packings)
+    problem = Problem(trace, codec_costs=timeline.codec_costs)
     simulator = Simulator(problem)
-    held = frozenset(simulator.held_into_backward(keep, simulation.written_by))
-    away = frozenset(simulator.held_elsewhere(keep, simulation.written_by))
+    held = frozenset(simulator.held_into_backward(keep, simulation.written_before))
+    away = frozenset(simulator.held_elsewhere(keep, simulation.written_before))
     paths: dict[str, set[str]] = {}
     accounts: dict[str, ModuleAccount] = {}
     for j, op in enumerate(trace.ops):
-        kind = module_kind(op.module)
+        kind = module_pattern(op.module)
         paths.setdefault(kind, set()).add(op.module)
         kept = [problem.nbytes[v] for v in problem.outputs[j] if v in held]
         remade = [] if keep[j] else [problem.nbytes[v] for v in problem.outputs[j] if problem.saved[v]]
-        moved = [problem.nbytes[v] for v in problem.outputs[j] if v in away and problem.packing[v] is None]
-        packed = [problem.nbytes[v] for v in problem.outputs[j] if v in away and problem.packing[v] is not None]
+        moved = [problem.nbytes[v] for v in problem.outputs[j] if v in away and problem.codec_cost[v] is None]
+        packed = [problem.nbytes[v] for v in problem.outputs[j] if v in away and problem.codec_cost[v] is not None]
         replays = simulation.replays[j]
         one = ModuleAccount(
             kind, 0, 1, len(kept), sum(kept), len(remade), sum(remade), len(moved), sum(moved),
-            len(packed), sum(packed), replays, replays * problem.replay_s[j],
+            len(packed), sum(packed), replays, replays * problem.replay_overhead_s[j],
         )  # fmt: skip
         accounts[kind] = accounts[kind] + one if kind in accounts else one
     rows = [replace(account, modules=len(paths[kind])) for kind, account in accounts.items()]

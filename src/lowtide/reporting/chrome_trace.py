@@ -31,8 +31,8 @@ def chrome_trace(report: Report) -> str:
         details: dict[str, Any] = {"what": timeline.describe(number), "live_bytes": total}
         if op is not None:
             details["module"] = op.module
-        if moment.ask is not None:
-            details["ask"] = moment.ask
+        if moment.unpack is not None:
+            details["unpack"] = moment.unpack
         events.append(
             {
                 "ph": "X",

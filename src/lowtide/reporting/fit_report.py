@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from .._errors import ArgumentError
 from .._units import format_bytes
 from ..planning import Plan
-from ..trace import Trace
+from ..records import Trace
 from .report import Report
 
 
@@ -25,7 +25,7 @@ class FitReport:
     steps: int
     online_steps: int
     """Steps without a plan, or that differed from it."""
-    kinds_of_steps: int
+    step_signatures: int
     """Different shapes of inputs, with and without gradients to add to."""
     step_seconds: tuple[float, ...] = field(repr=False)
     """From the call of the model to the end of backward, the last thousand."""
@@ -53,7 +53,7 @@ class FitReport:
     def __str__(self) -> str:
         lines = [
             f"steps        {self.steps:,}, of these {self.online_steps:,} without a plan; "
-            f"{self.kinds_of_steps} kinds of steps; {self.planning_s:.1f} s of planning",
+            f"{self.step_signatures} kinds of steps; {self.planning_s:.1f} s of planning",
             f"budget       {format_bytes(self.budget_bytes)}",
         ]
         if self.predicted_peak_bytes is not None and self.measured_peak_bytes is not None:

@@ -93,7 +93,7 @@ def _header(report: Report) -> Markup:
         for headline in headlines(report)
     ]
     about = (
-        f"One training step on {trace.device}: {len(trace.ops):,} ops of forward, {len(trace.asks):,} asks of "
+        f"One training step on {trace.device}: {len(trace.ops):,} ops of forward, {len(trace.unpacks):,} asks of "
         f"backward. The plan was found by {plan.solver} in {format_time(plan.solve_s)}."
     )
     note = tag("p", {"class": "lt-about"}, trace.note) if trace.note else Markup("")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .._errors import ArgumentError
 from .._units import format_bytes, format_time
 from ..planning import Plan
-from ..trace import Trace
+from ..records import Trace
 from .accounts import ModuleAccount, account_modules
 from .frontier import Frontier
 from .timeline import Timeline, follow
@@ -69,7 +69,7 @@ class Report:
             )
         followed = trace if plan.copies else trace.without_copies()
         timeline = follow(
-            followed, plan.keep, plan.again, plan.departures, plan.link, plan.packings, plan.reads_ahead, plan.turns
+            followed, plan.keep, plan.released, plan.offload_deadlines, plan.link, plan.codec_costs, plan.prefetches
         )
         return Report(trace, plan, frontier, measured_peak_bytes, measured_step_s, timeline, account_modules(timeline))
 

@@ -38,12 +38,12 @@ def headlines(report: Report) -> tuple[Headline, ...]:
     plan, peak, step_s = report.plan, report.predicted_peak_bytes, report.predicted_step_s
     plain_s = plan.plain_step_s
     slower = f"{100 * (step_s / plain_s - 1):.1f} % more than {format_time(plain_s)}" if plain_s > 0 else ""
-    again = f", {len(plan.again):,} ops more than once" if plan.again else ""
+    released = f", {len(plan.released):,} ops more than once" if plan.released else ""
     moved = sum(row.offloaded_bytes for row in report.modules)
     packed = sum(row.compressed_bytes for row in report.modules)
-    waited = f"; {format_time(report.timeline.simulation.waited_s)} of waiting for it"
+    waited = f"; {format_time(report.timeline.simulation.store_wait_s)} of waiting for it"
     store = f"to the {plan.link.tier} and back{waited}" if plan.link else ""
-    codecs = ", ".join(dict.fromkeys(packing.codec for packing in plan.packings))
+    codecs = ", ".join(dict.fromkeys(codec_cost.codec for codec_cost in plan.codec_costs))
     return (
         Headline("peak", format_bytes(peak), _share(peak, plan.plain_peak_bytes, "without a plan")),
         Headline("budget", format_bytes(plan.budget_bytes), f"{format_bytes(plan.budget_bytes - peak)} left free"),
@@ -52,7 +52,7 @@ def headlines(report: Report) -> tuple[Headline, ...]:
         Headline(
             "recompute",
             f"{len(plan.recomputed):,} ops",
-            f"of {len(plan.keep):,}; {report.timeline.simulation.replayed_ops:,} replays{again}",
+            f"of {len(plan.keep):,}; {report.timeline.simulation.replayed_ops:,} replays{released}",
         ),
         *([Headline("offload", format_bytes(moved), store)] if moved else []),
         *([Headline("compress", format_bytes(packed), f"by {codecs}{'' if moved else waited}")] if packed else []),

@@ -22,9 +22,9 @@ def round_ticks(high: float, count: int = 6) -> list[float]:
 def ratio_ticks(high: float) -> list[float]:
     """Ratios from one to `high` that do not crowd each other on a logarithmic axis."""
     ticks: list[float] = []
-    room = math.log(max(high, 1.01)) / 8
+    memory_budget = math.log(max(high, 1.01)) / 8
     for ratio in _RATIOS:
-        if ratio <= high and (not ticks or math.log(ratio / ticks[-1]) >= room):
+        if ratio <= high and (not ticks or math.log(ratio / ticks[-1]) >= memory_budget):
             ticks.append(float(ratio))
     return ticks
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..planning import Link, Packing, Problem, Simulation, Simulator
-from ..planning.describing import module_kind
-from ..planning.reading import WHEN_BACKWARD_BEGINS
-from ..planning.turns import Turn, from_plan
-from ..trace import Trace
+from ..planning import CodecCost, Link, Problem, Simulation, Simulator
+from ..planning.summary import module_pattern
+from ..records import Trace
+from ..records.plan import WHEN_BACKWARD_BEGINS
 
 Bytes = npt.NDArray[np.int64]
 
@@ -45,7 +44,7 @@ class Moment:
     """`FORWARD`, `REPLAY`, `UNPACKING` or `BACKWARD`."""
     op: int | None
     """The op that runs; in backward and unpacking the one that made the value, None for a value from outside."""
-    ask: int | None
+    unpack: int | None
     """None in forward."""
     start_s: float
     duration_s: float
@@ -68,7 +67,7 @@ class Timeline:
     """Moments × `modules`: bytes of the values they made, and of replays of their ops."""
     other_bytes: Bytes
     """By moment: what is of no value, and so of no module."""
-    packings: tuple[Packing, ...] = ()
+    codec_costs: tuple[CodecCost, ...] = ()
     """What values could be packed by."""
 
     @property
@@ -111,29 +110,27 @@ class Timeline:
 def follow(
     trace: Trace,
     keep: Sequence[bool],
-    again: Iterable[int] = (),
-    written_by: Mapping[int, int] | None = None,
+    released: Iterable[int] = (),
+    written_before: Mapping[int, int] | None = None,
     link: Link | None = None,
-    packings: Sequence[Packing] = (),
-    read_after: Mapping[int, int] | None = None,
-    turns: Iterable[Turn] = (),
+    codec_costs: Sequence[CodecCost] = (),
+    prefetch_after: Mapping[int, int] | None = None,
 ) -> Timeline:
-    """Play the decisions through one step; `written_by` has those that wait elsewhere, by `link` or `packings`.
+    """Play the decisions through one step; `written_before` has those that wait elsewhere, by `link` or `codec_costs`.
 
-    `read_after` has those of them that are read ahead, `turns` what rests in memory for a part of backward only.
+    `prefetch_after` has those of them that are read ahead.
     """
-    simulator = Simulator(Problem(trace, link, packings))
-    obeyed = tuple(bool(kept) for kept in simulator.problem.obeyed(keep))
-    modules = {name: number for number, name in enumerate(dict.fromkeys(module_kind(op.module) for op in trace.ops))}
-    reads = read_after or {}
-    census = _Census(simulator, obeyed, written_by or {}, reads, modules)
+    simulator = Simulator(Problem(trace, link, codec_costs))
+    effective_decisions = tuple(bool(kept) for kept in simulator.problem.effective_decisions(keep))
+    modules = {name: number for number, name in enumerate(dict.fromkeys(module_pattern(op.module) for op in trace.ops))}
+    reads = prefetch_after or {}
+    census = _Census(simulator, effective_decisions, written_before or {}, reads, modules)
     simulation = simulator.run(
         keep,
-        again,
-        turns=from_plan(simulator.problem, turns),
-        offload=written_by or (),
-        written_by=written_by,
-        read_after=reads,
+        released,
+        offload=written_before or (),
+        written_before=written_before,
+        prefetch_after=reads,
         watcher=census,
     )
     kind_bytes = np.array(census.kind_rows, dtype=np.int64).reshape(len(census.moments), len(KINDS))
@@ -141,14 +138,14 @@ def follow(
     _split_other_bytes(trace, census.moments, other_bytes, kind_bytes)
     return Timeline(
         trace=trace,
-        keep=obeyed,
+        keep=effective_decisions,
         simulation=simulation,
         moments=tuple(census.moments),
         kind_bytes=kind_bytes,
         modules=tuple(modules),
         module_bytes=np.array(census.module_rows, dtype=np.int64).reshape(len(census.moments), len(modules)),
         other_bytes=other_bytes,
-        packings=tuple(packings),
+        codec_costs=tuple(codec_costs),
     )
 
 
@@ -159,8 +156,8 @@ class _Census:
         self,
         simulator: Simulator,
         keep: Sequence[bool],
-        written_by: Mapping[int, int],
-        read_after: Mapping[int, int],
+        written_before: Mapping[int, int],
+        prefetch_after: Mapping[int, int],
         modules: dict[str, int],
     ) -> None:
         problem = simulator.problem
@@ -169,19 +166,19 @@ class _Census:
         self.kind_rows: list[Bytes] = []
         self.module_rows: list[Bytes] = []
         self._problem = problem
-        self._module = [modules[module_kind(op.module)] for op in trace.ops]
-        self._ours = [_KEPT if maker >= 0 and keep[maker] else _RECOMPUTED for maker in problem.maker]
+        self._module = [modules[module_pattern(op.module)] for op in trace.ops]
+        self._ours = [_KEPT if producer >= 0 and keep[producer] else _RECOMPUTED for producer in problem.producer]
         self._kinds = np.zeros(len(KINDS), dtype=np.int64)
         self._modules = np.zeros(len(modules), dtype=np.int64)
         self._now_s = 0.0
-        timed_s = sum(op.time_s for op in trace.ops) + sum(ask.time_s for ask in trace.asks)
+        timed_s = sum(op.time_s for op in trace.ops) + sum(unpack.time_s for unpack in trace.unpacks)
         # What no record accounts for is backward's: a profile leaves nothing over, a trace written by hand may.
-        self._untimed_s = max(0.0, trace.step_s - timed_s) / max(1, problem.n_asks)
-        held = frozenset(simulator.held_into_backward(keep, written_by))
-        away = simulator.held_elsewhere(keep, written_by)
-        packed = frozenset(v for v in away if problem.packing[v] is not None)
-        begun = [v for v in away if read_after.get(problem.maker[v]) == WHEN_BACKWARD_BEGINS and v not in packed]
-        self._walk_forward(simulator.forward_ends(keep, written_by), held, packed, begun)
+        self._untimed_s = max(0.0, trace.step_s - timed_s) / max(1, problem.n_unpacks)
+        held = frozenset(simulator.held_into_backward(keep, written_before))
+        away = simulator.held_elsewhere(keep, written_before)
+        packed = frozenset(v for v in away if problem.codec_cost[v] is not None)
+        begun = [v for v in away if prefetch_after.get(problem.producer[v]) == WHEN_BACKWARD_BEGINS and v not in packed]
+        self._walk_forward(simulator.forward_ends(keep, written_before), held, packed, begun)
 
     def _walk_forward(self, ends: list[int], held: frozenset[int], packed: frozenset[int], begun: list[int]) -> None:
         problem = self._problem
@@ -194,7 +191,7 @@ class _Census:
                     self._count(v, _TEMPORARY, 1)
                 else:
                     self._count(v, _KEPT if v in held else _OTHER, 1)
-            work = sum(p.workspace(problem.nbytes[v]) for v in fresh if (p := problem.packing[v]) is not None)
+            work = sum(p.workspace(problem.nbytes[v]) for v in fresh if (p := problem.codec_cost[v]) is not None)
             for v in fresh:
                 self._hold(v, _KEPT, problem.resting_bytes(v))
             # What is read when backward begins is counted at the last op already, as its simulation does.
@@ -218,32 +215,32 @@ class _Census:
         """Time in which nothing runs."""
         self._now_s += seconds
 
-    def unpacks(self, ask: int, value: int, seconds: float, scratch_bytes: int) -> None:
+    def decompresses(self, unpack: int, value: int, seconds: float, scratch_bytes: int) -> None:
         """A value is unpacked."""
-        self._add(UNPACKING, self._problem.maker[value], ask, seconds, scratch_bytes)
+        self._add(UNPACKING, self._problem.producer[value], unpack, seconds, scratch_bytes)
 
-    def unpacked(self, value: int, packed_bytes: int) -> None:
+    def decompressed(self, value: int, compressed_bytes: int) -> None:
         """What was held of it goes."""
-        self._hold(value, _KEPT, -packed_bytes)
+        self._hold(value, _KEPT, -compressed_bytes)
 
-    def moment(self, ask: int, replayed: int | None, scratch_bytes: int) -> None:
+    def moment(self, unpack: int, replayed: int | None, scratch_bytes: int) -> None:
         """A replay runs, or an ask has been answered."""
         if replayed is not None:
-            self._add(REPLAY, replayed, ask, self._problem.replay_s[replayed], scratch_bytes)
+            self._add(REPLAY, replayed, unpack, self._problem.replay_overhead_s[replayed], scratch_bytes)
             return
-        maker = self._problem.maker[self._problem.ask_value[ask]]
-        own_s = self._problem.trace.asks[ask].time_s + self._untimed_s
-        self._add(BACKWARD, maker if maker >= 0 else None, ask, own_s)
+        producer = self._problem.producer[self._problem.ask_value[unpack]]
+        own_s = self._problem.trace.unpacks[unpack].time_s + self._untimed_s
+        self._add(BACKWARD, producer if producer >= 0 else None, unpack, own_s)
 
     def _count(self, value: int, kind: int, copies: int) -> None:
         self._hold(value, kind, copies * self._problem.nbytes[value])
 
     def _hold(self, value: int, kind: int, nbytes: int) -> None:
         self._kinds[kind] += nbytes
-        self._modules[self._module[self._problem.maker[value]]] += nbytes
+        self._modules[self._module[self._problem.producer[value]]] += nbytes
 
-    def _add(self, phase: str, op: int | None, ask: int | None, duration_s: float, scratch_bytes: int = 0) -> None:
-        self.moments.append(Moment(phase, op, ask, self._now_s, duration_s))
+    def _add(self, phase: str, op: int | None, unpack: int | None, duration_s: float, scratch_bytes: int = 0) -> None:
+        self.moments.append(Moment(phase, op, unpack, self._now_s, duration_s))
         self._now_s += duration_s
         kinds, modules = self._kinds.copy(), self._modules.copy()
         if op is not None:
@@ -254,9 +251,9 @@ class _Census:
 
 
 def _other_bytes(trace: Trace, moment: Moment) -> int:
-    if moment.ask is not None:
-        ask = trace.asks[moment.ask]
-        return ask.other_bytes - (ask.rise_bytes if moment.phase != BACKWARD else 0)
+    if moment.unpack is not None:
+        unpack = trace.unpacks[moment.unpack]
+        return unpack.other_bytes - (unpack.rise_bytes if moment.phase != BACKWARD else 0)
     assert moment.op is not None  # forward
     return trace.ops[moment.op].other_bytes
 

@@ -1,4 +1,4 @@
-"""Where values wait: one tier a file behind one contract (`Store`).
+"""Stores that values are offloaded to: one tier a file, all with the `Store` interface.
 
 DeviceStore holds them where they are, HostStore in pinned host memory, DiskStore in a private spill file;
 MemoryDouble is for tests. They store tensors and know nothing of plans.

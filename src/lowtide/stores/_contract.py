@@ -175,7 +175,7 @@ class Store(ABC):
         self._entry_of(ticket)
 
     @property
-    def max_ahead_bytes(self) -> int:
+    def max_prefetch_bytes(self) -> int:
         """The most that `prefetch` has in memory before it is fetched; 0 for a tier that gains nothing by it."""
         return 0
 

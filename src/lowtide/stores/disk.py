@@ -2,13 +2,13 @@
 
 `put` returns as soon as the value is queued, or blocks while more than `max_in_flight_bytes` would wait to
 be written: memory is bounded, not only moved. `prefetch` has values read in the order given, at most
-`max_ahead_bytes` ahead of what is fetched. A write that fails (full disk, quota, a broken device) loses
+`max_prefetch_bytes` ahead of what is fetched. A write that fails (full disk, quota, a broken device) loses
 nothing: that value stays in memory, one `LowtideWarning` is issued, and `ticket.fell_back` says so. A damaged
 block is a `DamagedValueError`, never a wrong value. Nothing is left behind, however the process ends.
 
 Memory is made in the calling thread only: by `fetch`, what `bytes_to_fetch` says; by `fetch`, `prefetch` and `drop`,
-what was hinted at and has its turn, within `max_ahead_bytes`; by `put`, nothing (on an accelerator, a copy in ordinary
-memory). It is freed by a writer thread as soon as it is written, without a lock; by whoever lets a ticket go.
+what was prefetched and has its turn, within `max_prefetch_bytes`; by `put`, nothing (on an accelerator, a host copy).
+It is freed by a writer thread as soon as it is written, without a lock; by whoever lets a ticket go.
 A value stays on the disk when it was fetched: letting go of the tensor again writes nothing.
 
 Not done: the operating system's page cache is used and not bypassed (it gives way when memory is short, and is
@@ -28,10 +28,10 @@ import torch
 from .._errors import ArgumentError, LowtideWarning, StoreError
 from .._units import parse_bytes
 from ._contract import Entry, Store, StoreStats, Ticket
+from ._disk_entry import DiskEntry
+from ._disk_queue import DiskQueue
 from ._geometry import Geometry, geometry_of
 from ._spill_file import SpillFile
-from ._spooled_entry import SpooledEntry
-from ._spooler import Spooler
 from ._timeline import Span, Timeline
 
 _CPU = torch.device("cpu")
@@ -59,16 +59,16 @@ class DiskStore(Store):
         directory: str | os.PathLike[str] | None = None,
         *,
         max_in_flight_bytes: str | int = "256 MiB",
-        max_ahead_bytes: str | int | None = None,
+        max_prefetch_bytes: str | int | None = None,
         threads: int = 2,
         record_timeline: bool = False,
     ) -> None:
         in_flight = parse_bytes(max_in_flight_bytes)
-        ahead = parse_bytes(max_ahead_bytes) if max_ahead_bytes is not None else in_flight
+        ahead = parse_bytes(max_prefetch_bytes) if max_prefetch_bytes is not None else in_flight
         if threads < 1:
             raise ArgumentError(f"a disk store needs at least one thread, not {threads}")
         self._pid = os.getpid()
-        self._spooler = Spooler(SpillFile(directory), threads, in_flight, ahead, Timeline(record_timeline))
+        self._spooler = DiskQueue(SpillFile(directory), threads, in_flight, ahead, Timeline(record_timeline))
         self._end = weakref.finalize(self, _end, self._spooler, self._pid)
 
     @property
@@ -77,9 +77,9 @@ class DiskStore(Store):
         return self._spooler.file.directory
 
     @property
-    def max_ahead_bytes(self) -> int:
+    def max_prefetch_bytes(self) -> int:
         """The most that is read ahead of what is fetched."""
-        return self._spooler.max_ahead_bytes
+        return self._spooler.max_prefetch_bytes
 
     @property
     def closed(self) -> bool:
@@ -99,7 +99,7 @@ class DiskStore(Store):
             held = geometry._replace(device=_CPU).empty().copy_(tensor)
         else:
             held = tensor.detach() if tensor.requires_grad else tensor
-        entry = SpooledEntry(name, geometry._replace(device=_CPU), held)
+        entry = DiskEntry(name, geometry._replace(device=_CPU), held)
         ticket = _DiskTicket(self, entry, geometry)
         del held
         self._spooler.put(entry)
@@ -127,7 +127,7 @@ class DiskStore(Store):
     def prefetch(self, ticket: Ticket) -> None:
         """Have the value read in the background, after those hinted at before. Returns at once.
 
-        A value larger than `max_ahead_bytes` is not read ahead.
+        A value larger than `max_prefetch_bytes` is not read ahead.
         """
         self._spooler.prefetch(self._entry_of(ticket))
 
@@ -135,7 +135,7 @@ class DiskStore(Store):
         """Forget the value. A write that has not begun is not done."""
         entry = self._own(ticket)
         self._check_process()
-        self._spooler.drop(cast(SpooledEntry, entry))
+        self._spooler.drop(cast(DiskEntry, entry))
 
     def settle(self, nbytes: int) -> int:
         """Wait until `nbytes` of what waits to be written have left memory, or nothing waits; how many did."""
@@ -169,13 +169,13 @@ class DiskStore(Store):
 
     def _forget(self, entry: Entry) -> None:
         if os.getpid() == self._pid:
-            self._spooler.forget(cast(SpooledEntry, entry))
+            self._spooler.forget(cast(DiskEntry, entry))
 
-    def _entry_of(self, ticket: Ticket) -> SpooledEntry:
+    def _entry_of(self, ticket: Ticket) -> DiskEntry:
         self._check_process()
         entry = super()._entry_of(ticket)
         self._tell()
-        return cast(SpooledEntry, entry)
+        return cast(DiskEntry, entry)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -203,13 +203,13 @@ class _DiskTicket(Ticket):
 
     __slots__ = ("geometry",)
 
-    def __init__(self, store: DiskStore, entry: SpooledEntry, geometry: Geometry) -> None:
+    def __init__(self, store: DiskStore, entry: DiskEntry, geometry: Geometry) -> None:
         super().__init__(store, entry)
         self.geometry = geometry
 
 
-def _end(spooler: Spooler, pid: int) -> None:
+def _end(queue: DiskQueue, pid: int) -> None:
     if os.getpid() == pid:
-        spooler.shut_down()
+        queue.shut_down()
     else:
-        spooler.abandon()
+        queue.abandon()

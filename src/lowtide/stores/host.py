@@ -112,11 +112,11 @@ class HostStore(Store):
         self,
         *,
         max_in_flight_bytes: str | int = "1 GiB",
-        max_ahead_bytes: str | int | None = None,
+        max_prefetch_bytes: str | int | None = None,
         copies: Copies | None = None,
     ) -> None:
         self._max_in_flight = parse_bytes(max_in_flight_bytes)
-        self._max_ahead = parse_bytes(max_ahead_bytes) if max_ahead_bytes is not None else self._max_in_flight
+        self._max_ahead = parse_bytes(max_prefetch_bytes) if max_prefetch_bytes is not None else self._max_in_flight
         self._copies = copies if copies is not None else AcceleratorCopies()
         self._lock = threading.RLock()  # what sees memory being taken or freed may come back here
         self._entries: set[_HostEntry] = set()
@@ -127,7 +127,7 @@ class HostStore(Store):
         self._stats = StoreStats(self.tier, 0, 0, 0, 0, 0)
 
     @property
-    def max_ahead_bytes(self) -> int:
+    def max_prefetch_bytes(self) -> int:
         """The most that is copied back ahead of what is fetched."""
         return self._max_ahead
 

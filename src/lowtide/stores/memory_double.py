@@ -1,6 +1,6 @@
 """The test double: a store that copies values in memory, and fails where a test tells it to.
 
-It behaves like a tier that is elsewhere (what is fetched is new memory) without threads, files or chance, so
+It behaves like a separate tier (each fetch returns new memory) without threads, files or chance, so
 that tests of what uses stores can be exact. `calls` lists what was asked of it, in order; `refuse` makes puts
 fall back; `damage` makes fetches raise. It saves no memory and is not for training.
 """

@@ -76,7 +76,9 @@ def least_cost(
                 moves.append((0, (working, last, memory | bit, disk, taped)))
             if not disk & bit and disk_slots:
                 rooms = [disk] if disk.bit_count() < disk_slots else [disk & ~(1 << i) for i in _bits(disk)]
-                moves.extend((write_cost, (working, last, memory, room | bit, taped)) for room in rooms)
+                moves.extend(
+                    (write_cost, (working, last, memory, memory_budget | bit, taped)) for memory_budget in rooms
+                )
             if tapes and working < last and not taped & bit:
                 if held + tape_bytes[working] + work[working] <= capacity:
                     moves.append((costs[working], (working + 1, last, memory, disk, taped | bit)))

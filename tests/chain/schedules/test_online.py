@@ -131,8 +131,8 @@ def test_nothing_is_known_before_the_end():
     schedule = online(3)
     assert schedule.n is None
     assert schedule.peak_slots.memory == 3
-    for ask in (schedule.explain, lambda: schedule.forward_steps, lambda: list(schedule.reverse())):
+    for unpack in (schedule.explain, lambda: schedule.forward_steps, lambda: list(schedule.reverse())):
         with pytest.raises(ScheduleError, match="length"):
-            ask()
+            unpack()
     with pytest.raises(ScheduleError, match="before the first Advance"):
         schedule.finish()

@@ -11,17 +11,7 @@ Each is an iterable of the actions `Advance`, `Store`, `Load`, `Free` and `Rever
 it will do: `forward_steps`, `peak_slots`, `explain()`. `validate` replays any sequence of actions.
 """
 
-from ._actions import (
-    Action,
-    Advance,
-    Explanation,
-    Free,
-    Load,
-    Reverse,
-    Schedule,
-    Store,
-    Tiers,
-)
+from ._actions import Action, Advance, Explanation, Free, Load, Reverse, Schedule, Store, Tiers
 from ._heterogeneous import heterogeneous
 from ._machine import Counts, validate
 from ._mixed import mixed

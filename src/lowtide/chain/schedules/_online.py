@@ -1,4 +1,4 @@
-"""A schedule for a chain whose length nobody knows until it has been run.
+"""A schedule for a chain whose length is unknown until it has been run.
 
 Papers: P. Stumm and A. Walther, "New algorithms for optimal online checkpointing", SIAM J. Sci. Comput. 32
 (2010); Q. Wang, P. Moin and G. Iaccarino, "Minimal repetition dynamic checkpointing algorithm for unsteady

@@ -1,0 +1,198 @@
+"""What is known about each op before it runs: what it writes, whether it draws, whether it may be replayed.
+
+Facts are learnt once per op from its schema and tags, and from the short lists here of what schemas do not
+say (Rules 6, 7, 8, 9 and 12).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from ..._errors import ArgumentError
+from ...torch_compat import kernel_of, returns_only_views, written_arguments
+
+# Rule 7: these write running statistics (arguments 3 and 4) when argument 5, `training`, is true, and
+# their schemas do not say so. What they compute does not depend on the statistics they overwrite.
+_HIDDEN_STATISTICS = {"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"}
+# The same, with honest schemas.
+_DECLARED_STATISTICS = {"aten._native_batch_norm_legit", "aten._batch_norm_with_update"}
+
+# Rule 9: memory that nothing has written yet.
+_BLANK = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
+          "aten.empty_permuted", "aten.empty_quantized"}  # fmt: skip
+
+# Views whose schemas do not say so.
+_HIDDEN_VIEWS = {"aten._unsafe_view", "aten.unsafe_split", "aten.unsafe_split_with_sizes", "aten.unsafe_chunk"}
+
+# Ops that give every element they are handed a new content, whatever was there.
+_OVERWRITERS = {"aten.fill_", "aten.zero_", "aten.copy_", "aten.bernoulli_", "aten.uniform_", "aten.normal_",
+                "aten.random_", "aten.exponential_", "aten.cauchy_", "aten.geometric_",
+                "aten.log_normal_"}  # fmt: skip
+
+# Ops whose results have two different elements at most; and those of one tensor and numbers, which make no more of two.
+_COINS = {"aten.bernoulli_", "aten.bernoulli"}
+_ELEMENTWISE = {"aten.div_", "aten.mul_", "aten.div", "aten.mul", "aten.clone", "aten._to_copy"}
+
+# Ops that change which memory a tensor has, not what a storage contains.
+_REBINDING = {"aten.set_", "aten.resize_", "aten.resize_as_", "aten._resize_output_", "aten.set_data"}
+
+# Recurrent layers of cuDNN and MIOpen draw their dropout from a state of their own, which no generator shows.
+_HIDDEN_GENERATORS = {"aten._cudnn_rnn", "aten.miopen_rnn", "aten._cudnn_init_dropout_state"}
+
+# Rule 12. Besides these, any namespace not listed in _PURE is left alone unless the user allows it.
+_COLLECTIVES = {
+    "c10d",
+    "_c10d_functional",
+    "c10d_functional",
+    "_c10d_functional_autograd",
+    "symm_mem",
+    "fsdp",
+}
+_PURE = {"aten", "prims", "torchvision", "torchaudio", "mkldnn", "xformers", "flash_attn"}
+# What these make is more than a geometry over bytes: a quantised tensor carries its scales.
+_QUANTISERS = ("aten.quantize_", "aten._empty_affine_quantized", "aten._make_per_")
+# Results with bytes that the kernel never writes nor reads, so that they differ from call to call: by position.
+_PADDED_RESULTS = {"aten.mkldnn_rnn_layer": (3,)}  # oneDNN's workspace
+_allowed: set[str] = set()
+
+
+class OpFacts:
+    """What the engine needs to know about one op; made once per op, read at every call."""
+
+    __slots__ = (
+        "blank",
+        "call",
+        "elementwise",
+        "func",
+        "name",
+        "overwrites",
+        "padded",
+        "pinned",
+        "rebinds",
+        "regathers",
+        "region",
+        "seeded",
+        "simple",
+        "statistics",
+        "tosses_coins",
+        "views",
+        "writes",
+    )
+
+    def __init__(self, func: Any) -> None:
+        self.func = func  # held, so that its id stays its own
+        self.call = kernel_of(func)
+        if not isinstance(func, torch._ops.OpOverload):
+            self._learn_higher_order(func)
+            return
+        self.name = str(func)
+        namespace = self.name.partition(".")[0]
+        packet = ".".join(self.name.split(".")[:2])
+        self.views = returns_only_views(func) or packet in _HIDDEN_VIEWS
+        self.writes = written_arguments(func)
+        self.statistics = packet in _HIDDEN_STATISTICS or packet in _DECLARED_STATISTICS
+        if packet in _HIDDEN_STATISTICS:
+            self.writes = ((3, "running_mean"), (4, "running_var"))
+        self.blank = packet in _BLANK
+        self.overwrites = packet in _OVERWRITERS or (bool(self.writes) and "out" in str(func._overloadname))
+        self.rebinds = packet in _REBINDING
+        self.tosses_coins = packet in _COINS
+        self.elementwise = packet in _ELEMENTWISE
+        self.regathers = namespace == "fsdp"
+        self.padded = _PADDED_RESULTS.get(packet, ())
+        self.region = False
+        self.seeded = torch.Tag.nondeterministic_seeded in func.tags
+        self.pinned: str | None = _why_not_replayed(namespace, packet)
+        if torch.Tag.maybe_aliasing_or_mutating in func.tags:
+            self.pinned = "its schema cannot tell what it writes"
+        elif torch.Tag.nondeterministic_bitwise in func.tags:
+            self.pinned = "torch says that it does not give the same bits twice"
+        # The common case, decided once: neither writes nor draws, and may be replayed.
+        self.simple = not (self.writes or self.seeded or self.rebinds or self.pinned)
+
+    def _learn_higher_order(self, func: Any) -> None:
+        self.name = str(func)
+        self.padded = ()
+        self.views = self.statistics = self.blank = self.overwrites = self.rebinds = self.regathers = False
+        self.tosses_coins = self.elementwise = False
+        self.writes = ()
+        self.seeded = False
+        self.region = self.name == "inductor_compiled_code"
+        self.pinned = "nothing tells what a higher-order op draws or writes"
+        self.simple = False
+
+    def writes_now(self, args: tuple[Any, ...]) -> bool:
+        """Whether this very call writes: batch norms do so only in training."""
+        return bool(self.writes) and not (self.statistics and len(args) > 5 and args[5] is False)
+
+
+def facts_of_region(func: Any, compiled: Any) -> OpFacts:
+    """The facts about one region that inductor compiled: replayed if all its ops neither write nor draw."""
+    facts = _regions.get(compiled)
+    if facts is None:
+        facts = OpFacts(func)
+        graph = getattr(getattr(compiled, "original_gm", None), "graph", None)
+        nodes = [n for n in graph.nodes if n.op == "call_function"] if graph is not None else []
+        if nodes and all(_is_pure_call(n.target) for n in nodes):
+            facts.pinned = None
+            facts.simple = True
+        else:
+            facts.pinned = "a compiled region that draws random numbers or writes its inputs"
+        _regions[compiled] = facts
+    return facts
+
+
+_regions: weakref.WeakKeyDictionary[Any, OpFacts] = weakref.WeakKeyDictionary()
+
+
+def _is_pure_call(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__module__", "") in ("_operator", "math")  # shapes and tuple items
+    return (
+        not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and "inductor" not in str(target)
+        and facts_of(target).pinned is None
+    )
+
+
+def _why_not_replayed(namespace: str, packet: str) -> str | None:
+    if namespace in _COLLECTIVES:
+        return "a collective or communication op is never replayed"
+    if packet in _HIDDEN_GENERATORS:
+        return "it may draw from a hidden generator"
+    if packet.startswith(_QUANTISERS):
+        return "a quantised tensor is more than its bytes"
+    if namespace in _PURE or packet in _allowed or namespace in _allowed:
+        return None
+    return (
+        "a custom op may have effects outside its results; "
+        f"if it has none, call lowtide.allow_replay({packet.replace('.', '::')!r})"
+    )
+
+
+# By id, because an op's own hash is a Python call; the facts hold the op.
+FACTS: dict[int, OpFacts] = {}
+
+
+def facts_of(func: Any) -> OpFacts:
+    """The facts about an op."""
+    facts = FACTS.get(id(func))
+    if facts is None:
+        facts = FACTS[id(func)] = OpFacts(func)
+    return facts
+
+
+def allow_replay(op: str) -> None:
+    """Say that a custom op ("mylib::op"), or a whole namespace ("mylib"), has no effect but its results.
+
+    Its values may then be recomputed. Ops of other libraries are kept by default, because running one
+    twice could count, print, send or draw twice (Rule 2).
+    """
+    if not isinstance(op, str):
+        raise ArgumentError(f'allow_replay takes a name, such as "mylib::op" or "mylib", not {type(op).__name__} {op}')
+    _allowed.add(op.replace("::", "."))
+    FACTS.clear()

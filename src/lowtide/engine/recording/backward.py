@@ -1,0 +1,186 @@
+"""Backward passes under a memory budget: the budget also holds after its scope has ended.
+
+While evictable values are in memory, backward passes through the recorded graph run under a mode that makes room for
+each op. Other backward passes are not touched. The wrapper around backward is removed with the last value.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ...torch_compat import (
+    innermost_mode,
+    makes_graph,
+    never_compile,
+    next_node_number,
+    node_number,
+    running_node,
+    step_aside,
+    wrap_backward,
+)
+from ..memory.budget import MemoryBudget
+from ..memory.eviction import Pool
+from ..ops.facts import FACTS, OpFacts, facts_of
+from .gradient_copies import copied
+from .modes import EngineMode
+
+# Gradient formulas that take another path while any mode is active, and may then differ in the last bit.
+_MODE_SENSITIVE = re.compile(
+    r"(Prod|Cumprod|Logcumsumexp|Max(?!Pool)|Min(?!Pool)|Amax|Amin|Median|Nanmedian|Mode|Kthvalue|Norm|Linalg|Cholesky|Lu|Svd|Qr|Eig|Det|"
+    r"Logdet|Slogdet|Inverse|Solve|Triangular|Householder|Orgqr|Ormqr|Ctc|Cdist|Renorm|Trace|Polygamma|"
+    r"\w*BackwardBackward)\w*Backward\d*$"
+)
+
+
+class BackwardObserver(Protocol):
+    """Runs the ops of a backward pass: a memory budget, or a meter of the peak."""
+
+    def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op."""
+
+    def view_ran(self) -> None:
+        """A view op runs: it allocates nothing."""
+
+    def make_room(self, nbytes: int, what: str, strictly: bool = True) -> None:
+        """Evict until `nbytes` more fit."""
+
+
+class BackwardMode(EngineMode):  # type: ignore[no-untyped-call]
+    """The mode under which a watched backward pass runs."""
+
+    watches_backward = True
+
+    def __init__(self, observer: BackwardObserver) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.observer = observer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        facts = FACTS.get(id(func)) or facts_of(func)
+        if facts.views:
+            self.observer.view_ran()
+            return facts.call(*args, **(kwargs or {}))
+        return self.observer.run(facts, args, kwargs or {})
+
+
+never_compile(BackwardMode.__torch_dispatch__)
+
+
+def step_aside_for_formula(observer: BackwardObserver, unpacked: Tensor) -> None:
+    """Called after an unpack: leave the mode if it would change the bits of the running gradient formula."""
+    if is_mode_sensitive(running_node()):
+        observer.make_room(2 * unpacked.nbytes, "a gradient formula", strictly=False)  # its ops are not watched
+        step_aside()
+
+
+@functools.cache  # a fact about gradient formulas
+def is_mode_sensitive(node: str) -> bool:
+    """Whether the formula of this node may compute other bits under a mode."""
+    return _MODE_SENSITIVE.match(node) is not None
+
+
+class NodeSpan:
+    """The autograd nodes that one thread created while a scope was open, by their sequence numbers."""
+
+    def __init__(self, memory_budget: MemoryBudget | None) -> None:
+        self.memory_budget = memory_budget
+        self.thread = threading.get_ident()
+        self.first = next_node_number()
+        self.end: int | None = None  # None: the scope is open
+
+    def has(self, number: int) -> bool:
+        """Whether the node with this number was created in the scope."""
+        return self.first <= number and (self.end is None or number < self.end)
+
+
+def spans_reached(roots: Iterable[Tensor], spans: list[NodeSpan]) -> set[NodeSpan]:
+    """Return the spans that a backward pass from these roots passes through.
+
+    Nodes are numbered in the order of their creation, and edges lead to older nodes only. So the search stops at nodes
+    that are older than all spans that were not reached yet.
+    """
+    here = threading.get_ident()
+    sought = [span for span in spans if span.thread == here]
+    reached: set[NodeSpan] = set()
+    seen: set[int] = set()
+    pending: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+    while pending and len(reached) < len(sought):
+        node = pending.pop()
+        number = node_number(node)
+        oldest = min(span.first for span in sought if span not in reached)
+        if number < oldest or number in seen or not node.next_functions:  # older, visited, or a leaf
+            continue
+        seen.add(number)
+        reached.update(span for span in sought if span.has(number))
+        pending.extend(following for following, _ in node.next_functions if following is not None)
+    return reached
+
+
+class BackwardWatcher:
+    """Runs backward passes within the memory budgets of the scopes that they pass through."""
+
+    def __init__(self) -> None:
+        self._spans: list[NodeSpan] = []
+        self._pools: set[Pool] = set()
+        self._unwrap: Callable[[], None] | None = None
+
+    def begin(self, memory_budget: MemoryBudget) -> None:
+        """Watch backward passes through the nodes that this thread creates from now on."""
+        self._spans.append(NodeSpan(memory_budget))
+        self._pools.add(memory_budget.pool)
+        if self._unwrap is None:
+            self._unwrap = wrap_backward(self._watched)
+
+    def end(self, memory_budget: MemoryBudget) -> None:
+        """The scope has ended. Its values may still be in memory."""
+        for span in self._spans:
+            if span.memory_budget is memory_budget:
+                span.end = next_node_number()
+        self.end_if_done()
+
+    def end_if_done(self) -> None:
+        """Stop watching if all scopes have ended and no evictable value is in memory."""
+        if self._unwrap is None or any(span.end is None for span in self._spans):
+            return
+        if all(pool.is_empty() for pool in self._pools):
+            self._unwrap()
+            self._unwrap = None
+            self._spans.clear()
+            self._pools.clear()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether backward is wrapped now."""
+        return self._unwrap is not None
+
+    def _budget_of(self, roots: Iterable[Tensor]) -> MemoryBudget | None:
+        """Return the latest memory budget whose nodes a backward pass from these roots passes through."""
+        reached = spans_reached(roots, self._spans)
+        return next((span.memory_budget for span in reversed(self._spans) if span in reached), None)
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(innermost_mode(), "watches_backward", False):
+                return original(roots, *args, **kwargs)  # the scope is open, and its recorder watches
+            memory_budget = self._budget_of(roots)
+            if memory_budget is None:
+                return original(roots, *args, **kwargs)
+            if makes_graph((roots, *args)):
+                # The nodes that this pass creates unpack no handle of ours, so no formula could be left alone.
+                self._spans.clear()
+            oldest = min((span.first for span in self._spans), default=None)
+            try:
+                with BackwardMode(memory_budget), copied(roots, oldest, memory_budget.gradient_copied):
+                    return original(roots, *args, **kwargs)
+            finally:
+                self.end_if_done()
+
+        return run

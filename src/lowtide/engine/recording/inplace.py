@@ -1,0 +1,184 @@
+"""In-place ops: what they overwrite, what must be copied first, and how a replay writes (Rules 6, 7 and 9).
+
+An in-place op ends one value of a storage and begins the next one. Recipes recorded earlier may still need the old
+value: it is copied, or recomputed later. The new value can be recomputed if the old one can, or if the op
+overwrites the storage completely.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...torch_compat import storage_key
+from ..memory.offload import finish_write
+from ..ops.facts import OpFacts
+from ..values.recipe import Scratch
+from ..values.replay_context import ReplayContext
+from ..values.storage_table import StorageTable
+from ..values.value import Tensor, Value
+from ..values.view import Ref, copy_of_storage
+
+
+class Written:
+    """One storage that an op is about to write."""
+
+    __slots__ = ("before", "exclusive", "inside", "replaced", "storage", "target", "tensor")
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        target: Ref | Scratch | None,
+        replaced: Value | None,
+        exclusive: bool,
+        inside: bool,
+    ) -> None:
+        self.tensor = tensor
+        self.storage = tensor.untyped_storage()
+        self.target = target  # what a replay writes; None if the op cannot be replayed
+        self.replaced = replaced  # the old value, if the new one can be recomputed
+        self.exclusive = exclusive  # no other recipe or handle uses the old value
+        self.inside = inside  # the storage was made in this scope
+        self.before: Tensor | None = None  # a copy of the old content, for verification
+
+
+class Targets:
+    """References for the arguments of an op that has already overwritten some of them."""
+
+    def __init__(self, writes: tuple[Written, ...]) -> None:
+        self._targets = {id(w.tensor): w.target for w in writes}
+        self._values = {storage_key(w.storage): w.target.value for w in writes if isinstance(w.target, Ref)}
+
+    def stands_for(self, tensor: Tensor) -> Ref | Scratch | None:
+        """Return the target of a written argument, or the old value for another view of the same memory."""
+        target = self._targets.get(id(tensor))
+        if target is not None:
+            return target
+        key = _key_or_none(tensor)
+        value = self._values.get(key) if key is not None else None
+        if value is None:
+            return None
+        value.refer()
+        return Ref(value, tensor)
+
+
+def prepare(
+    table: StorageTable,
+    context: ReplayContext,
+    facts: OpFacts,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    is_kept: bool,
+) -> tuple[Written, ...]:
+    """Called before an op writes: copy what recipes still need, and find how a replay would write.
+
+    `is_kept`: the new values are kept, so the op will not be replayed.
+    """
+    tensors = written_tensors(facts, args, kwargs)
+    writes = tuple(_prepare_one(t, table, context, facts, args, kwargs, is_kept) for t in tensors)
+    if len(writes) > 1 and len({storage_key(w.storage) for w in writes}) < len(writes):
+        for w in writes:  # two arguments write one storage: not replayed
+            w.target = w.replaced = None
+    return writes
+
+
+def _prepare_one(
+    tensor: Tensor,
+    table: StorageTable,
+    context: ReplayContext,
+    facts: OpFacts,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_kept: bool,
+) -> Written:
+    storage = tensor.untyped_storage()
+    entry = table.get(storage_key(storage))
+    value = entry.value() if entry is not None else None
+    exclusive = value is None or value.n_references == 0
+    inside = value is not None and value.origin is not None
+    rescue(value, context)
+    if is_kept:
+        return Written(tensor, None, None, exclusive, inside)
+    if facts.statistics:
+        return Written(tensor, Scratch(tensor), None, exclusive, inside)
+    if facts.overwrites and covers(tensor, storage) and not _reads(storage, facts, args, kwargs):
+        return Written(tensor, Scratch(tensor), value if inside else None, exclusive, inside)
+    if value is not None and value.recipe is not None and not value.blank:
+        value.refer()
+        return Written(tensor, Ref(value, tensor), value, exclusive, inside)
+    # The old value cannot be recomputed, so the new one cannot either.
+    return Written(tensor, None, None, exclusive, inside)
+
+
+def rescue(value: Value | None, context: ReplayContext) -> None:
+    """Protect a value that recipes still need from being overwritten: copy it, or recompute it later."""
+    if value is None:
+        return
+    if value.residency is not None:
+        finish_write(value)
+    if value.tensor is None or value.version < 0:
+        return
+    if value.recipe is not None:
+        value.release()
+        return
+    memory_budget = context.memory_budget
+    if memory_budget is not None:
+        memory_budget.make_room(value.nbytes, "a copy of a tensor that is about to be overwritten")
+    copy = copy_of_storage(value.tensor)
+    if memory_budget is not None:
+        memory_budget.count(copy)
+    value.own(copy)
+    context.counts.copied(value.nbytes)
+
+
+def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return all tensors among the arguments of an op."""
+    found = []
+    for a in (*args, *kwargs.values()):
+        if isinstance(a, Tensor):
+            found.append(a)
+        elif isinstance(a, (list, tuple)):
+            found.extend(item for item in a if isinstance(item, Tensor))
+    return found
+
+
+def written_tensors(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that this call writes."""
+    return tensors_of(
+        tuple(args[i] if i < len(args) else kwargs.get(name) for i, name in facts.writes),
+        {},
+    )
+
+
+def covers(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+    """Whether the tensor covers each byte of its storage exactly once."""
+    if tensor.numel() * tensor.itemsize != storage.nbytes():
+        return False
+    expected = 1
+    for size, stride in sorted(zip(tensor.size(), tensor.stride(), strict=True), key=lambda d: d[1]):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _reads(storage: torch.UntypedStorage, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the op also reads the storage that it writes, through another argument (`y.copy_(y)`)."""
+    written = {i for i, _ in facts.writes}
+    names = {name for _, name in facts.writes}
+    read = tensors_of(
+        tuple(a for i, a in enumerate(args) if i not in written),
+        {name: a for name, a in kwargs.items() if name not in names},
+    )
+    key = storage_key(storage)
+    return any(_key_or_none(t) == key for t in read)
+
+
+def _key_or_none(tensor: Tensor) -> int | None:
+    try:
+        return storage_key(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # sparse, wrapped: it shares no storage with anything
+        return None

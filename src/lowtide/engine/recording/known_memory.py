@@ -1,0 +1,86 @@
+"""Which value each tensor contains, as far as the recorder knows.
+
+The table of live storages is the knowledge (Rule 3). A storage that is not in it came from outside. A storage that was
+written without a recorded op is removed from it, and counts as a source from then on (Rule 9). Tensors without their
+own memory are foreign (Rule 14).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...torch_compat import is_wrapper, storage_key
+from ..ops.facts import OpFacts
+from ..values.replay_context import ReplayContext
+from ..values.storage_table import StorageTable
+from ..values.value import Tensor, Value
+from . import inplace
+from .verifier import Verifier
+
+# A cache of facts about tensor classes: whether they have their own storage.
+_has_storage: dict[type, bool] = {Tensor: True, torch.nn.Parameter: True}
+
+
+class KnownMemory:
+    """The storages that one recorder knows."""
+
+    def __init__(self, context: ReplayContext, verifier: Verifier | None) -> None:
+        self.table = StorageTable()
+        self._context = context
+        self._verifier = verifier
+
+    def lookup(self, tensor: Tensor) -> tuple[torch.UntypedStorage | None, Value | None]:
+        """Return the storage of a tensor (None: foreign) and the value it contains (None: unknown)."""
+        if type(tensor) is Tensor:  # the common case
+            try:
+                storage: torch.UntypedStorage | None = tensor.untyped_storage()
+            except (NotImplementedError, RuntimeError):
+                storage = self.storage_of(tensor)
+        else:
+            storage = self.storage_of(tensor)
+        if storage is None:
+            return None, None
+        entry = self.table.get(storage_key(storage))
+        if entry is None:
+            return storage, None
+        value = entry.strong or entry.value()
+        if self._verifier is not None and value is not None and self._verifier.changed_unseen(value, storage):
+            del self.table[entry.key]  # Rule 9
+            return storage, None
+        return storage, value
+
+    def storage_of(self, tensor: Tensor) -> torch.UntypedStorage | None:
+        """Return the storage of a tensor, or None for a foreign one, which is counted (Rule 14)."""
+        kind = type(tensor)
+        plain = _has_storage.get(kind)
+        if plain is None:
+            plain = _has_storage[kind] = not is_wrapper(kind)
+        if plain:
+            try:
+                return tensor.untyped_storage()
+            except (NotImplementedError, RuntimeError):  # sparse tensors and functorch wrappers have none
+                pass
+        self._context.counts.foreign(kind.__name__)
+        return None
+
+    def forget(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Remove memory that an unrecorded op is about to write."""
+        for tensor in inplace.written_tensors(facts, args, kwargs):
+            storage = self.storage_of(tensor)
+            entry = self.table.get(storage_key(storage)) if storage is not None else None
+            if entry is not None:
+                if facts.rebinds:
+                    inplace.rescue(entry.value(), self._context)
+                self.table.pop(entry.key, None)
+
+    def recompute_us(self, tensors: list[Tensor]) -> float:
+        """Return an upper bound on the time to replay everything that these tensors need."""
+        values = set()
+        for tensor in tensors:
+            # Not `lookup`: the op has just written some of them, which would look like an unseen write.
+            storage = self.storage_of(tensor)
+            entry = self.table.get(storage_key(storage)) if storage is not None else None
+            values.add(entry.value() if entry is not None else None)
+        return sum(value.recompute_us for value in values if value is not None and value.recipe is not None)

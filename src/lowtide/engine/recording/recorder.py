@@ -1,0 +1,362 @@
+"""The recorder: a dispatch mode below autograd that records how each value of a forward pass can be recomputed.
+
+It never changes what an op computes. It holds the user's memory only for recipes that need it (Rule 5). Ops of a
+backward pass that runs while it is active are not recorded. Values that it does not understand are kept (Rules 9 and
+14). What to do with each op and each saved tensor is decided by its strategy. This is the hot path: every op of a
+model passes through `__torch_dispatch__`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...policies import Decision
+from ...torch_compat import graph_task, never_compile, storage_key, version_of
+from ..ops import batch_norm, rng
+from ..ops.facts import FACTS, OpFacts, facts_of, facts_of_region
+from ..values.handles import Handle, Kept
+from ..values.recipe import Recipe, Write
+from ..values.replay_context import ReplayContext
+from ..values.value import UNWATCHED, Origin, Tensor, Value
+from ..values.view import Ref
+from . import inplace
+from .inplace import Written
+from .known_memory import KnownMemory
+from .modes import EngineMode
+from .module_tracker import ModuleTracker
+from .recorded_op import Fresh, RecordedOp
+from .verifier import Verifier
+
+if TYPE_CHECKING:
+    from ..strategies.base import Strategy
+
+KEEP, RECOMPUTE = Decision.KEEP, Decision.RECOMPUTE
+
+
+class ForeignArgumentError(Exception):
+    """An argument has no storage, so the op cannot be recorded."""
+
+
+class Recorder(EngineMode):  # type: ignore[no-untyped-call]
+    """Records the ops of one scope, and turns the tensors that autograd saves into handles."""
+
+    def __init__(
+        self, strategy: Strategy, context: ReplayContext, tracker: ModuleTracker, verifier: Verifier | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.strategy = strategy
+        """May be replaced at any time, for example when a step leaves its plan."""
+        self.context = context
+        self.tracker = tracker
+        self.verifier = verifier
+        self.memory = KnownMemory(context, verifier)
+        self._table = self.memory.table
+        self._counts = context.counts
+        strategy.start(self)
+
+    @property
+    def watches_backward(self) -> bool:
+        """Whether the ops of a backward pass are watched by this mode (see `backward`)."""
+        return self.strategy.watches_backward
+
+    @property
+    def observer(self) -> Any:
+        """The memory budget that watches a backward pass inside the scope."""
+        return self.strategy.memory_budget
+
+    # -- ops ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        facts = FACTS.get(id(func)) or facts_of(func)
+        if kwargs is None:
+            kwargs = {}
+        strategy = self.strategy
+        if not strategy.observes_ops:
+            return facts.call(*args, **kwargs) if facts.views else self._dispatch(func, facts, args, kwargs)
+        token = strategy.before_op(facts, args, kwargs)
+        out = facts.call(*args, **kwargs) if facts.views else self._dispatch(func, facts, args, kwargs)
+        strategy.after_op(facts, out, token)
+        return out
+
+    def _dispatch(self, func: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if graph_task() != -1:
+            return self._run_in_backward(facts, args, kwargs)
+        strategy = self.strategy
+        draw = None
+        writes: tuple[Written, ...] = ()
+        if not facts.simple:
+            if facts.region:
+                return self._run_compiled_region(func, args, kwargs)
+            if facts.seeded and strategy.decision is not KEEP:
+                draw = rng.note(args, kwargs)
+            if facts.rebinds:
+                self.memory.forget(facts, args, kwargs)
+                return facts.call(*args, **kwargs)
+            if facts.writes_now(args):
+                if any(self.memory.storage_of(t) is None for t in inplace.written_tensors(facts, args, kwargs)):
+                    return facts.call(*args, **kwargs)
+                is_kept = strategy.decision is KEEP
+                writes = inplace.prepare(self._table, self.context, facts, args, kwargs, is_kept=is_kept)
+                if self.verifier is not None:
+                    self.verifier.before_write(writes)
+        cost_us = 0.0
+        if strategy.times_ops:
+            out, cost_us = strategy.run_timed(facts, args, kwargs)
+        else:  # unpacking an empty dict of keywords costs time
+            out = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
+        if type(out) is Tensor and not writes:
+            try:
+                storage = out.untyped_storage()
+            except (NotImplementedError, RuntimeError):
+                self.memory.storage_of(out)  # counts it as foreign
+                return out
+            key = storage_key(storage)
+            if key in self._table:
+                return out
+            fresh: tuple[Fresh, ...] = ((0, out, storage, key),)
+        else:
+            fresh = self._fresh(out, writes)
+            if not fresh and not writes:
+                return out
+            if facts.statistics and batch_norm.applies(facts, args, kwargs):
+                fresh = fresh[:1]  # the statistics are sources
+        self._record(facts, args, kwargs, out, fresh, draw, writes, cost_us)
+        return out
+
+    def _run_in_backward(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op of a backward pass, which is not recorded."""
+        if facts.writes:
+            self.memory.forget(facts, args, kwargs)
+        return facts.call(*args, **kwargs)
+
+    def _run_compiled_region(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a region compiled by inductor with `wrap_inductor_compiled_regions`: one op for the recorder."""
+        compiled, inputs = args[0], list(args[1])
+        facts = facts_of_region(func, compiled)
+        call_args = compiled, list(inputs)  # the callee empties its list
+        cost_us = 0.0
+        if self.strategy.times_ops:
+            out, cost_us = self.strategy.run_timed(facts, call_args, kwargs)
+        else:
+            out = func(*call_args, **kwargs)
+        fresh = self._fresh(out, ())
+        if fresh:
+            self._record(facts, (compiled, inputs), kwargs, out, fresh, None, (), cost_us)
+        return out
+
+    def _fresh(self, out: Any, writes: tuple[Written, ...]) -> tuple[Fresh, ...]:
+        """Return the results that have new memory."""
+        seen = {storage_key(w.storage) for w in writes}
+        fresh = []
+        for position, item in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
+            if isinstance(item, Tensor) and (storage := self.memory.storage_of(item)) is not None:
+                key = storage_key(storage)
+                if key not in self._table and key not in seen:
+                    seen.add(key)
+                    fresh.append((position, item, storage, key))
+        return tuple(fresh)
+
+    def _record(
+        self,
+        facts: OpFacts,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        fresh: tuple[Fresh, ...],
+        draw: rng.Draw | None,
+        writes: tuple[Written, ...],
+        cost_us: float,
+    ) -> None:
+        """Record the values that an op has made, with a recipe if they are to be recomputed."""
+        counts = self._counts
+        number = counts.ops
+        counts.ops = number + 1
+        location = self.tracker.location
+        op = RecordedOp(number, facts, location, args, kwargs, out, fresh, draw, writes, cost_us)
+        strategy = self.strategy
+        decision = strategy.decide(op)
+        origin = Origin(number, facts, location)
+        recipe = None
+        if decision is not KEEP:
+            if facts.statistics and batch_norm.applies(facts, args, kwargs):
+                replayed, args = batch_norm.from_statistics(args, out)
+                origin = Origin(number, replayed, location)
+            recipe = self._recipe(op, origin, args)
+        if recipe is None:
+            for _, _, storage, key in fresh:
+                self._table.add(key, storage, Value(origin, storage.nbytes(), None))
+        else:
+            self._add_values(op, recipe)
+        if writes:
+            self._add_written(op, recipe, origin)
+        if recipe is not None and self.verifier is not None:
+            self.verifier.check(recipe, args, kwargs, out, writes)
+        strategy.recorded(op, recipe)
+
+    def _add_values(self, op: RecordedOp, recipe: Recipe) -> None:
+        """Add the new storages of an op that can be replayed."""
+        made = []
+        blank = op.facts.blank
+        for position, tensor, storage, key in op.fresh:
+            if key in self._table:
+                continue  # an alias of an argument that was unknown before
+            value = Value(recipe.origin, storage.nbytes(), recipe)
+            value.blank = blank
+            value.stride = tensor.stride()
+            value.recompute_us = op.recompute_us
+            made.append((position, weakref.ref(value)))
+            self._table.add(key, storage, value)
+        recipe.made = made
+
+    def _add_written(self, op: RecordedOp, recipe: Recipe | None, origin: Origin) -> None:
+        """Set the new values of the storages that an op wrote."""
+        recorded = []
+        for w in op.writes:
+            made = None
+            if recipe is not None and w.replaced is not None:
+                value = Value(origin, w.storage.nbytes(), recipe)
+                value.recompute_us = op.recompute_us
+                made = weakref.ref(value)
+                self._table.put(w.storage, value)
+            elif w.inside or origin.facts.regathers:
+                self._table.put(w.storage, Value(origin, w.storage.nbytes(), None))
+            else:
+                self._table.pop(storage_key(w.storage), None)
+            if w.target is not None and origin.facts.writes:  # a batch norm is replayed by an op that does not write
+                recorded.append(Write(w.target, made, w.exclusive))
+        if recipe is not None:
+            recipe.writes = tuple(recorded)
+
+    # -- recipes --------------------------------------------------------------------------------------
+
+    def _recipe(self, op: RecordedOp, origin: Origin, args: tuple[Any, ...]) -> Recipe | None:
+        """Return the op as a recipe, or None if it must not be replayed."""
+        facts, kwargs = origin.facts, op.kwargs
+        targets: inplace.Targets | None = None
+        if not facts.simple:
+            if not self._may_replay(op, origin):
+                return None
+            if op.writes:
+                targets = inplace.Targets(op.writes)
+        recipe = Recipe(origin, op.draw)
+        refs: list[Ref] = []
+        recorded: list[Any] = []
+        try:
+            for a in args:
+                if isinstance(a, Tensor):
+                    ref = (targets and targets.stands_for(a)) or self._refer(a)
+                    recorded.append(ref)
+                    if type(ref) is Ref:
+                        refs.append(ref)
+                elif type(a) is list or type(a) is tuple:
+                    recorded.append(self._recorded_list(a, refs, targets))
+                else:
+                    recorded.append(a)
+            if kwargs:
+                values = self._recorded_list(tuple(kwargs.values()), refs, targets)
+                recipe.kwargs = dict(zip(kwargs, values, strict=True))
+        except ForeignArgumentError as error:
+            self._counts.pin(origin, str(error))
+            return None
+        recipe.args = recorded
+        recipe.refs = refs
+        return recipe
+
+    def _may_replay(self, op: RecordedOp, origin: Origin) -> bool:
+        """Whether an op with effects may be replayed. If not, its values are kept."""
+        if not op.fresh and all(w.replaced is None for w in op.writes):
+            return False  # it only wrote kept or outside memory
+        if origin.facts.pinned:
+            self._counts.pin(origin, origin.facts.pinned)
+            return False
+        if op.draw is not None and op.bytes_made <= op.draw.state.nbytes:
+            return False  # the generator state is larger than the value
+        if any(w.target is None for w in op.writes):
+            if op.fresh:
+                self._counts.pin(origin, "it overwrites memory that cannot be recomputed")
+            return False
+        return True
+
+    def _recorded_list(self, items: Any, refs: list[Ref], targets: inplace.Targets | None) -> list[Any]:
+        recorded = []
+        for a in items:
+            if isinstance(a, Tensor):
+                a = (targets and targets.stands_for(a)) or self._refer(a)
+                if type(a) is Ref:
+                    refs.append(a)
+            elif type(a) is list or type(a) is tuple:
+                a = self._recorded_list(a, refs, targets)
+            recorded.append(a)
+        return recorded
+
+    def _refer(self, tensor: Tensor) -> Ref:
+        """Return a reference to the present content of `tensor`. A kept value is held from now on (Rule 5)."""
+        storage, value = self.memory.lookup(tensor)
+        if storage is None:
+            raise ForeignArgumentError(f"it takes a {type(tensor).__name__} that the engine does not understand")
+        if value is None:
+            value = self._table.put_source(tensor, storage)
+        elif (held := value.tensor) is not None:
+            if value.version != UNWATCHED and value.version != version_of(held):
+                value = self._table.put_source(tensor, storage)
+        elif value.recipe is None or value.blank or self._is_layer_input(value):
+            self.hold(value, tensor, storage)
+        value.refer()
+        return Ref(value, tensor)
+
+    # -- saved tensors --------------------------------------------------------------------------------
+
+    def pack(self, tensor: Tensor) -> Handle | Kept:
+        """Return the handle that autograd holds instead of `tensor`."""
+        storage, value = self.memory.lookup(tensor)
+        return self.strategy.save(tensor, storage, value)
+
+    def handle(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> Handle | Kept:
+        """Return a handle on a value as it was decided when it was made."""
+        if value is None or storage is None:
+            self._counts.saved_from_outside()
+            return Kept(tensor, None)
+        if value.recipe is not None and (value.blank or self._is_layer_input(value)):
+            self.hold(value, tensor, storage)
+        if not value.counted:
+            self._counts.saved(value)
+        if value.recipe is None:
+            kept = Kept(tensor, value.origin)
+            if value.tensor is None:
+                value.alias = weakref.ref(kept.tensor)
+            return kept
+        value.refer()
+        return Handle(Ref(value, tensor), self.context)
+
+    def hold(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
+        """Keep a value from now on, whatever was decided when it was made."""
+        if self.strategy.take_over(value, tensor):
+            return
+        if value.counted and value.recipe is not None:
+            self._counts.kept_after_all(value)
+        value.hold(tensor, storage)
+        self._table[storage_key(storage)].put(value)
+
+    def hold_evictable(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
+        """Keep a value in memory until it is evicted."""
+        value.hold(tensor, storage, evictable=True)
+        self._table[storage_key(storage)].put(value)
+
+    def _is_layer_input(self, value: Value) -> bool:
+        """Whether a value enters a layer whose inputs are kept."""
+        location, origin = self.tracker.location, value.origin
+        return location.keeps_inputs and origin is not None and origin.location.layer != location.layer
+
+    def close(self) -> None:
+        """Forget all storages: the scope has ended."""
+        self._table.clear()
+        self._counts.layers = self.tracker.layers_entered
+
+
+never_compile(Recorder.__torch_dispatch__)
+never_compile(Recorder.pack)

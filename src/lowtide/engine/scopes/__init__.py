@@ -1,0 +1,1 @@
+"""Scopes that users open: `saving(policy)`, `budget(limit)`, `checkpoint(function)`."""

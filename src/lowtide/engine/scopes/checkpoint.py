@@ -1,0 +1,111 @@
+"""The function-level call: `lowtide.checkpoint`, a drop-in for `torch.utils.checkpoint.checkpoint`.
+
+Inside the function nothing is kept but what comes from outside it; backward replays the kernels that it
+needs. The function itself runs once, so nothing that it does besides happens twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
+
+from ..._errors import ArgumentError, NothingToDoError
+from ...policies import ByCallable, Decision, KeepNone, OpInfo, Policy
+from .saving import saving
+
+R = TypeVar("R")
+_SAVED = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+
+
+def checkpoint(
+    function: Callable[..., R],
+    *args: Any,
+    use_reentrant: bool | None = None,
+    preserve_rng_state: bool = True,
+    context_fn: Callable[[], tuple[Any, Any]] | None = None,
+    determinism_check: str | Callable[..., Any] = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    **kwargs: Any,
+) -> R:
+    """`function(*args, **kwargs)`, with what it saves for backward recomputed instead of kept.
+
+    Takes the keywords of `torch.utils.checkpoint.checkpoint`. `context_fn` is honoured: its first context
+    is entered around the call, and a selective-checkpoint context made by
+    `create_selective_checkpoint_contexts` decides what is kept. The rest have no meaning here and are
+    accepted for the sake of existing calls: there is only one kind of recompute (`use_reentrant`,
+    `early_stop`: just the needed kernels run), random numbers are always reproduced
+    (`preserve_rng_state`), and layouts are always checked (`determinism_check`, `debug`).
+
+    Inputs and outputs may be any nesting of containers; gradients reach inputs, parameters and tensors
+    captured by closure. Raises `NothingToDoError` if there are no inputs and nothing inside needs grad.
+    """
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    policy, around = _from_context_fn(context_fn)
+    with saving(policy), around:
+        result = function(*args, **kwargs)
+    if not any(isinstance(a, torch.Tensor) for a in tree_leaves((args, kwargs))) and not any(
+        isinstance(t, torch.Tensor) and t.requires_grad for t in tree_leaves(result)
+    ):
+        raise NothingToDoError(
+            f"checkpoint({getattr(function, '__qualname__', function)!s}) was given no tensors, and nothing that "
+            "it returned requires grad: there is no gradient to recompute anything for. Pass it an input, or "
+            "call it plainly."
+        )
+    return result
+
+
+def checkpoint_sequential(
+    functions: torch.nn.Sequential | Iterable[Callable[..., Any]],
+    segments: int,
+    input: Any,
+    use_reentrant: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Run `functions` one after another in `segments` parts, keeping only what passes between the parts.
+
+    As `torch.utils.checkpoint.checkpoint_sequential`, but the last part is recomputed too: it costs its
+    kernels only, and is what the peak often is.
+    """
+    stages: Sequence[Callable[..., Any]] = list(
+        functions.children() if isinstance(functions, torch.nn.Sequential) else functions
+    )
+    if not 1 <= segments <= max(len(stages), 1):
+        raise ArgumentError(
+            f"checkpoint_sequential: segments must be between 1 and the number of functions ({len(stages)}), "
+            f"not {segments}"
+        )
+
+    def run(part: Sequence[Callable[..., Any]], x: Any) -> Any:
+        for stage in part:
+            x = stage(x)
+        return x
+
+    length = len(stages) // segments
+    for k in range(segments):
+        part = stages[k * length : (k + 1) * length if k < segments - 1 else None]
+        input = checkpoint(run, part, input, **kwargs)
+    return input
+
+
+def _from_context_fn(
+    context_fn: Callable[[], tuple[Any, Any]] | None,
+) -> tuple[Policy, contextlib.AbstractContextManager[Any]]:
+    if context_fn is None:
+        return KeepNone(), contextlib.nullcontext()
+    forward, _recompute = context_fn()
+    sac = getattr(forward, "policy_fn", None)
+    if sac is None:
+        return KeepNone(), forward
+
+    def decide(op: OpInfo) -> Decision:
+        answer = sac(SelectiveCheckpointContext(is_recompute=False), op.func, *op.args, **op.kwargs)
+        return Decision.KEEP if answer in _SAVED or answer is True else Decision.RECOMPUTE
+
+    return ByCallable(decide), contextlib.nullcontext()

@@ -1,0 +1,1 @@
+"""What the recorder does with each op and each saved tensor: by a rule, online, profiled or planned."""

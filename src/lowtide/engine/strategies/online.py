@@ -1,0 +1,100 @@
+"""The online strategy: keep everything until memory is short, then evict.
+
+Every value that autograd saves is held and can be evicted. Values without a recipe (Rules 9 and 12) are kept, or moved
+if there is a store or codec.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..._units import format_bytes
+from ...policies import Decision, OpInfo, Policy
+from ..memory.budget import MemoryBudget
+from ..ops.facts import OpFacts
+from ..recording.recorded_op import RecordedOp
+from ..values.handles import Handle, Kept
+from ..values.value import Tensor, Value
+from ..values.view import Ref
+from .base import Strategy
+from .rule import RuleStrategy
+
+
+@dataclass(frozen=True)
+class WithinBudget(Policy):
+    """Record how to recompute every value. The memory budget decides what is evicted."""
+
+    budget_bytes: int
+    always = Decision.RECOMPUTE
+    needs_cost = True
+
+    def decide(self, op: OpInfo) -> Decision:
+        """Return `RECOMPUTE`: the value can be evicted."""
+        return Decision.RECOMPUTE
+
+    def __repr__(self) -> str:
+        return f"budget({format_bytes(self.budget_bytes)})"
+
+
+class OnlineStrategy(Strategy):
+    """Makes room before every op, in forward and backward."""
+
+    decision = Decision.RECOMPUTE
+    times_ops = True
+    observes_ops = True
+    watches_backward = True
+    memory_budget: MemoryBudget
+
+    def __init__(self, memory_budget: MemoryBudget, rule: RuleStrategy | None = None) -> None:
+        """Evict within `memory_budget`. Inside a nested `saving` scope, `rule` decides instead."""
+        self.memory_budget = memory_budget
+        self._rule = rule
+        if rule is not None:
+            self.decision = rule.decision  # type: ignore[assignment]
+            self.times_ops = rule.times_ops
+
+    def nested(self, policy: Policy) -> OnlineStrategy:
+        """Return a strategy that decides by the policy and stays within the budget."""
+        return OnlineStrategy(self.memory_budget, RuleStrategy(policy))
+
+    def start(self, recorder: Any) -> None:
+        """The recorder uses this strategy from now on."""
+        super().start(recorder)
+        if self._rule is not None:
+            self._rule.start(recorder)
+
+    def before_op(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make room for the results of an op."""
+        return None if facts.views else self.memory_budget.before(facts, args, kwargs)
+
+    def after_op(self, facts: OpFacts, out: Any, token: Any) -> None:
+        """Count the results of an op."""
+        self.memory_budget.after(out, token)
+
+    def decide(self, op: RecordedOp) -> Decision:
+        """Record a recipe, unless a nested rule keeps the value."""
+        return Decision.RECOMPUTE if self._rule is None else self._rule.decide(op)
+
+    def save(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> Handle | Kept:
+        """Hold a value until it is evicted."""
+        recorder, memory_budget = self.recorder, self.memory_budget
+        if value is None or storage is None or value.blank or self._rule is not None:
+            return recorder.handle(tensor, storage, value)
+        if value.recipe is None and (value.origin is None or not memory_budget.can_move):
+            return recorder.handle(tensor, storage, value)
+        if not value.counted:
+            recorder.context.counts.saved_evictable(value)
+        if value.tensor is None:
+            recorder.hold_evictable(value, tensor, storage)
+        memory_budget.admit(value)
+        value.refer()
+        handle = Handle(Ref(value, tensor), recorder.context)
+        recorder.context.handle_created(handle)
+        return handle
+
+    def root_called(self, root: torch.nn.Module) -> None:
+        """Count the parameters of a model."""
+        self.memory_budget.ledger.see_module(root)

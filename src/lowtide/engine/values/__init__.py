@@ -1,0 +1,1 @@
+"""Values, the recipes that recompute them, the handles that autograd holds, and replay."""

@@ -1,0 +1,101 @@
+"""Handles: what autograd holds instead of a saved tensor."""
+
+from __future__ import annotations
+
+from ..._errors import StaleSourceError
+from ...torch_compat import below_autograd, new_alias, version_of, watched_alias_above_kernels
+from .replay import make, stale_error
+from .replay_context import BudgetForReplay, ReplayContext
+from .retention import Retention
+from .value import Origin, Tensor, describe
+from .view import Ref
+
+
+class Kept:
+    """A handle on a tensor that stays in memory: what plain autograd does, with its version check."""
+
+    __slots__ = ("__weakref__", "origin", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, origin: Origin | None) -> None:
+        # The history of an output holds this handle. Holding the tensor itself would close a reference cycle.
+        if tensor.is_leaf:
+            self.tensor = tensor
+        else:
+            self.tensor = new_alias(tensor) if type(tensor) is Tensor else watched_alias_above_kernels(tensor)
+        self.version = version_of(tensor)
+        self.origin = origin
+
+    def unpack(self) -> Tensor:
+        """Return the saved tensor. Raises `StaleSourceError` if it was modified (hooks disable torch's own check)."""
+        if version_of(self.tensor) != self.version:
+            made = f", made by {self.origin}," if self.origin is not None else ""
+            raise StaleSourceError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{describe(self.tensor)}{made} is at version {version_of(self.tensor)}; "
+                f"version {self.version} was saved for backward. Modify a copy, or modify it after backward."
+            )
+        return self.tensor
+
+
+class Handle:
+    """A handle on a value that may be recomputed, fetched or decompressed."""
+
+    __slots__ = ("__weakref__", "context", "ref")
+
+    def __init__(self, ref: Ref, context: ReplayContext) -> None:
+        self.ref = ref
+        self.context = context
+
+    def unpack(self) -> Tensor:
+        """Return the tensor that autograd saved."""
+        ref, context = self.ref, self.context
+        value = ref.value
+        with context.lock:
+            if context.memory_budget is not None:
+                return self._unpack_within(context.memory_budget)
+            tensor = value.tensor
+            if tensor is None:
+                with below_autograd():
+                    make(value, context)
+                    assert value.tensor is not None
+                    return ref.over(value.tensor)
+            if value.version >= 0 and (why := value.changed()):
+                raise stale_error(value, why, "it was saved for backward", context)
+            if ref.is_whole(tensor):
+                return tensor
+            with below_autograd():
+                return ref.view(tensor)
+
+    def _unpack_within(self, memory_budget: BudgetForReplay) -> Tensor:
+        ref, context = self.ref, self.context
+        value = ref.value
+        with below_autograd():
+            memory_budget.unpack_begins()
+            if value.tensor is None:
+                make(value, context)
+            elif value.version >= 0 and (why := value.changed()):
+                raise stale_error(value, why, "it was saved for backward", context)
+            tensor = value.tensor  # this reference protects it from eviction
+            assert tensor is not None
+            memory_budget.unpack_ends(value)
+            return ref.over(tensor)
+
+
+class RetentionHandle(Handle):
+    """A handle on a value that its plan releases after use."""
+
+    __slots__ = ("retention",)
+
+    def __init__(self, ref: Ref, context: ReplayContext, retention: Retention) -> None:
+        super().__init__(ref, context)
+        self.retention = retention
+        retention.handle_created(ref.value)
+
+    def unpack(self) -> Tensor:
+        """Return the tensor that autograd saved."""
+        with self.context.lock:
+            self.retention.handle_unpacked(self.ref.value)
+        return super().unpack()
+
+    def __del__(self) -> None:
+        self.retention.handle_freed(self.ref.value)

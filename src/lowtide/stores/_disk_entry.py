@@ -1,0 +1,50 @@
+"""Records of the disk queue: one stored value, and one read of it.
+
+Only the disk queue changes them, with its lock held.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+
+from ._contract import Entry
+from ._geometry import Geometry
+from ._spill_file import Written
+
+
+class State(enum.Enum):
+    """Progress of one prefetch."""
+
+    QUEUED = enum.auto()
+    RUNNING = enum.auto()
+    DONE = enum.auto()
+    FAILED = enum.auto()
+    TAKEN = enum.auto()  # by a fetch or a drop, before a thread came to it
+
+
+class Read:
+    """One prefetch: a value read from disk before it is fetched."""
+
+    __slots__ = ("abandoned", "buffer", "state")
+
+    def __init__(self) -> None:
+        self.state = State.QUEUED
+        self.buffer: torch.Tensor | None = None
+        self.abandoned = False
+
+
+class DiskEntry(Entry):
+    """A value that is in memory (`tensor`), on the disk (`written`), or lost because it was changed (`harmed`)."""
+
+    __slots__ = ("harmed", "in_flight", "read", "readers", "writing", "written")
+
+    def __init__(self, name: str, geometry: Geometry, tensor: torch.Tensor) -> None:
+        super().__init__(name, geometry, tensor)
+        self.harmed: str | None = None
+        self.in_flight = 0  # what it counts against the bound
+        self.writing = False
+        self.written: Written | None = None
+        self.read: Read | None = None
+        self.readers = 0

@@ -1,0 +1,14 @@
+"""Global settings, one Python frame less than by their public names: every replay reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+
+only_warns_if_not_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms_warn_only
+
+matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
+"""Settings of torch, each a Python frame less than by its public name: every replay asks for them."""
