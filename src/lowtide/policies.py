@@ -1,11 +1,11 @@
 """Policies: for each op, whether to keep its output or recompute it in backward.
 
-A rule is a frozen record with one method, `decide(op) -> Decision`, and sees an op only through an
-`OpInfo`. Rules hold no tensors and import no torch, so the same objects serve autograd
-(`lowtide.saving`) and plain step functions (`lowtide.chain`). Combine them with `|` (keep what either
-keeps) and `&` (keep what both keep). Any callable from `OpInfo` to `Decision` is a policy too.
+A policy is a frozen dataclass with one method, `decide(op) -> Decision`. Its only input is an `OpInfo`.
+Policies hold no tensors and do not import torch, so the same objects work with autograd
+(`lowtide.saving`) and with plain step functions (`lowtide.chain`). Combine two policies with `|` (keep
+if either keeps) or `&` (keep if both keep). Any callable from `OpInfo` to `Decision` is a policy too.
 
-In the costs below, n ops make a bytes of activations over L layers.
+The costs below are for n ops that produce `a` bytes of activations in L layers.
 """
 
 from __future__ import annotations
@@ -21,76 +21,73 @@ from ._errors import ArgumentError
 
 
 class Decision(enum.Enum):
-    """What becomes of a value that backward may ask for."""
+    """Decision for a value that autograd saves."""
 
     KEEP = "keep"
     RECOMPUTE = "recompute"
 
 
-_KEEP, _RECOMPUTE = Decision.KEEP, Decision.RECOMPUTE  # an enum looks its members up slowly, and this is asked every op
+_KEEP, _RECOMPUTE = Decision.KEEP, Decision.RECOMPUTE  # `decide` runs for every op; enum member lookup is slow
 
 
 class OpInfo(NamedTuple):
-    """What a policy is told about one op that has just run."""
+    """Description of one op that has just run, passed to `Policy.decide`."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which is not used on this record
-    """How many value-making ops of this scope came before it."""
+    """Zero-based index among the ops of this scope that produced a value."""
     name: str
-    """Namespace, op and overload, such as `"aten.mm.default"`; for chains the layer's name."""
+    """Namespace, op and overload, such as `"aten.mm.default"`; in a chain the name of the layer."""
     module: str = ""
-    """Dotted path of the innermost module that ran it; empty outside any module."""
+    """Dotted path of the innermost running module; empty outside modules."""
     layer: int | None = None
-    """Which of the layers it ran in, counted in order of their calls; None outside all of them."""
+    """Zero-based index of the layer call that contains the op; None outside layers."""
     outside_layers: bool = False
-    """In a model that has layers, but in none of them (its embedding, head and loss)."""
+    """True if the model has layers and the op runs in none of them (embedding, head, loss)."""
     output_bytes: int = 0
     cost_us: float = 0.0
-    """What this op alone took. Measured only for policies that ask for it (`needs_cost`)."""
+    """Time of this op alone. Measured only for policies with `needs_cost`."""
     recompute_us: float = 0.0
-    """This op and all that would have to be replayed before it. Only for `needs_cost` policies."""
+    """Time of this op and of all ops that would be replayed before it. Only for policies with `needs_cost`."""
     func: Any = None
-    """The op itself (a `torch._ops.OpOverload`, or a chain's layer)."""
+    """The op itself: a `torch._ops.OpOverload`, or the layer of a chain."""
     args: tuple[Any, ...] = ()
-    """What it was called with. Look, but do not keep: that would hold the tensors."""
+    """Arguments of the call. Do not store them: a reference keeps the tensors alive."""
     kwargs: Any = None
 
 
 class Policy:
-    """The contract of a rule. Subclasses are frozen dataclasses."""
+    """Base class of policies. Subclasses are frozen dataclasses."""
 
     needs_cost = False
-    """Whether `decide` reads `cost_us` or `recompute_us`, so that ops are timed."""
+    """True if `decide` reads `cost_us` or `recompute_us`. Ops are timed only then."""
     needs_layers = False
-    """Whether `decide` reads `layer`, or `keeps_input_of` may say yes."""
+    """True if `decide` reads `layer`, or if `keeps_input_of` can return True."""
     layers: Any = None
-    """The layers to use, for rules with `needs_layers`; None finds the repeated blocks."""
-    always: Decision | None = None
-    """The answer, where it is the same for every op. A class with a `decide` of its own has to say it anew."""
-    by_place: bool = False
-    """Whether `decide` reads nothing but `name`, `module`, `layer` and `outside_layers`, so that an answer may be
-    remembered instead of asked for again. A class with a `decide` of its own has to say so itself."""
-    steady: bool = False
-    """Whether a `needs_cost` rule answers alike whenever a forward has gone the same way: the same ops in the same
-    places, of the same sizes and costs. Its answers are remembered then, once the costs are final. A class with a
-    `decide` or `own_cost_us` of its own has to say so itself."""
+    """Layers to use if `needs_layers`; None selects the repeated blocks of the model."""
+    constant_decision: Decision | None = None
+    """The decision if `decide` returns the same one for every op, else None. Reset to None in subclasses that
+    override `decide` without setting it."""
+    cacheable: bool = False
+    """True if `decide` reads only `name`, `module`, `layer` and `outside_layers`, so that decisions can be cached.
+    Reset to False in subclasses that override `decide` without setting it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for promise, of in (("always", {"decide"}), ("by_place", {"decide"}), ("steady", {"decide", "own_cost_us"})):
-            first = next(kind for kind in cls.__mro__ if promise in vars(kind) or not of.isdisjoint(vars(kind)))
-            if promise not in vars(first):  # it was promised of another method
-                setattr(cls, promise, getattr(Policy, promise))
+        for attribute in ("constant_decision", "cacheable"):
+            definer = next(base for base in cls.__mro__ if attribute in vars(base) or "decide" in vars(base))
+            if attribute not in vars(definer):  # the inherited attribute describes an overridden `decide`
+                setattr(cls, attribute, getattr(Policy, attribute))
 
     def decide(self, op: OpInfo) -> Decision:
-        """Keep or recompute what `op` made."""
+        """Return whether to keep or recompute the output of `op`."""
         raise NotImplementedError(f"{type(self).__name__} is a policy without a decide method")
 
     def keeps_input_of(self, layer: int) -> bool:
-        """Whether the inputs of this layer are kept, whatever `decide` said of them."""
+        """Return whether the inputs of this layer are kept regardless of `decide`."""
         return False
 
     def own_cost_us(self, op: OpInfo, measured_us: float) -> float:
-        """The cost of this op alone, given what it took when it was measured."""
+        """Return the cost of this op alone, given its measured time."""
         return measured_us
 
     def __or__(self, other: Policy) -> Policy:
@@ -102,67 +99,67 @@ class Policy:
 
 @dataclass(frozen=True)
 class KeepAll(Policy):
-    """Keep everything: plain PyTorch. Memory O(a), no extra time."""
+    """Keep everything, as plain PyTorch does. Memory O(a), no extra time."""
 
-    always = Decision.KEEP
-    by_place = True
+    constant_decision = Decision.KEEP
+    cacheable = True
 
     def decide(self, op: OpInfo) -> Decision:
-        """Keep."""
+        """Return `Decision.KEEP`."""
         return Decision.KEEP
 
 
 @dataclass(frozen=True)
 class KeepNone(Policy):
-    """Keep nothing inside the scope but what comes from outside it.
+    """Recompute every value produced in the scope. Tensors from outside the scope are kept.
 
-    Least memory between forward and backward, O(1) beyond the scope's inputs; at most one extra forward,
-    O(n) time. The first ask in backward replays all that it depends on, so inside one scope the peak in
-    backward is still O(a): use it on parts (as `checkpoint` does), or use `EveryN`.
+    Memory between forward and backward is O(1) beyond the scope's inputs. Extra time is at most one forward,
+    O(n). The first unpack replays all ops that it depends on, so the peak in backward is still O(a): apply
+    `KeepNone` to parts of a model (as `checkpoint` does), or use `EveryN`.
     """
 
-    always = Decision.RECOMPUTE
-    by_place = True
+    constant_decision = Decision.RECOMPUTE
+    cacheable = True
 
     def decide(self, op: OpInfo) -> Decision:
-        """Recompute."""
+        """Return `Decision.RECOMPUTE`."""
         return Decision.RECOMPUTE
 
 
 @dataclass(frozen=True)
 class EveryN(Policy):
-    """Keep the input of every n-th layer and recompute all between; outside the layers keep everything.
+    """Keep the input of every n-th layer and recompute the rest of the layers. Outside the layers keep everything.
 
-    Memory O(a/L · (L/n + n)), least at n = √L; at most one extra forward of the layers. `layers` may be
-    modules, a module class, or dotted names with `*`; None finds the repeated blocks of the model.
+    Memory is O(a/L · (L/n + n)), smallest at n = √L. Extra time is at most one forward of the layers. `layers`
+    is a list of modules, a module class, or dotted names with `*`; None selects the repeated blocks of the model.
     """
 
     n: int
     layers: Any = None
     needs_layers = True
-    by_place = True
+    cacheable = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
             raise ArgumentError(f"EveryN(n) keeps the input of every n-th layer: n must be an int ≥ 1, not {self.n!r}")
 
     def decide(self, op: OpInfo) -> Decision:
-        """Recompute inside the layers, keep outside."""
+        """Return RECOMPUTE inside the layers, KEEP outside."""
         return Decision.KEEP if op.layer is None else Decision.RECOMPUTE
 
     def keeps_input_of(self, layer: int) -> bool:
-        """Whether n divides `layer`."""
+        """Return whether n divides `layer`."""
         return layer % self.n == 0
 
 
 @dataclass(frozen=True)
 class Selective(Policy):
-    """Keep a value whose recompute would cost `min_cost_us` or more; recompute cheaper ones.
+    """Keep values whose recompute cost is at least `min_cost_us`; recompute cheaper ones.
 
-    The cost is that of the op and of everything that would be replayed before it, so chains of cheap ops
-    (a residual stream) are cut when they add up. Op costs are measured when ops of that signature first
-    run, and then settled; or given by `cost(op)` in microseconds. Extra time is below min_cost_us for each saved value;
-    memory is O(a) for models made of large ops and falls as the threshold rises.
+    The cost of a value includes all ops that would be replayed before its own. A long chain of cheap ops (a
+    residual stream) is therefore interrupted by kept values. Op costs are measured the first times that ops of
+    one signature run, and then fixed; or `cost(op)` returns them in microseconds. Extra time is below
+    `min_cost_us` for each saved value. Memory is O(a) for models of large ops and falls as the threshold rises.
     """
 
     min_cost_us: float = 100.0
@@ -173,31 +170,26 @@ class Selective(Policy):
         if not self.min_cost_us >= 0:
             raise ArgumentError(f"Selective(min_cost_us) must be ≥ 0 microseconds, not {self.min_cost_us!r}")
 
-    @property
-    def steady(self) -> bool:  # type: ignore[override]
-        """Unless the costs are the user's to give, who may look at anything."""
-        return self.cost is None
-
     def decide(self, op: OpInfo) -> Decision:
-        """Keep values with a high recompute cost."""
+        """Return KEEP if the recompute cost reaches the threshold."""
         return _KEEP if op.recompute_us >= self.min_cost_us else _RECOMPUTE
 
     def own_cost_us(self, op: OpInfo, measured_us: float) -> float:
-        """The user's figure where there is one."""
+        """Return `cost(op)` if given, else the measured time."""
         return measured_us if self.cost is None else float(self.cost(op))
 
 
 @dataclass(frozen=True)
 class Segments(Policy):
-    """Recompute the ops in these inclusive ranges of indices, keep the rest.
+    """Recompute the ops in these ranges of op indices, both ends included; keep the rest.
 
-    Memory O(a − bytes made in the ranges + the largest range); time, one more run of the ranges.
+    Memory is O(a − bytes produced in the ranges + the largest range). Extra time is one more run of the ranges.
     """
 
     ranges: tuple[tuple[int, int], ...]
     _starts: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
     _last: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The last index in any of the first n ranges, by n."""
+    """`_last[n]` is the largest index in the first n ranges."""
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
         checked = []
@@ -215,9 +207,9 @@ class Segments(Policy):
 
     @classmethod
     def uniform(cls, num_ops: int, num_segments: int) -> Segments:
-        """`num_segments` equal ranges over `num_ops` ops; the last one takes the remainder.
+        """Return `num_segments` equal ranges over `num_ops` ops; the last one includes the remainder.
 
-        No ranges when either number is 0 or there are more segments than ops.
+        There are no ranges if either number is 0 or if there are more segments than ops.
         """
         if num_ops < 0 or num_segments < 0:
             raise ArgumentError(
@@ -230,43 +222,44 @@ class Segments(Policy):
         return cls((s, num_ops - 1 if k == num_segments - 1 else s + length - 1) for k, s in enumerate(starts))
 
     def recomputes(self, index: int) -> bool:
-        """Whether the op with this index is in one of the ranges."""
+        """Return whether the op with this index is in one of the ranges."""
         return index <= self._last[bisect_right(self._starts, index)]
 
     def mask(self, num_ops: int) -> list[bool]:
-        """For each of `num_ops` ops, whether it is recomputed."""
+        """Return for each of `num_ops` ops whether it is recomputed."""
         return [self.recomputes(i) for i in range(num_ops)]
 
     def decide(self, op: OpInfo) -> Decision:
-        """Recompute inside the ranges."""
+        """Return RECOMPUTE inside the ranges."""
         return _RECOMPUTE if self.recomputes(op.index) else _KEEP
 
 
 @dataclass(frozen=True)
 class SaveOps(Policy):
-    """Keep what these ops make, and the layers' inputs; recompute the rest of the layers.
+    """Keep the outputs of these ops and the inputs of the layers; recompute the rest of the layers.
 
     `ops` are overloads, packets or names: `"mm"`, `"aten.mm"`, `"aten.mm.default"` and
-    `torch.ops.aten.mm` all mean matrix products. Outside the layers everything is kept; in a scope
-    without layers the rule holds everywhere. Memory O(bytes made by the ops + L boundaries + one layer);
-    time, the ops not listed once more.
+    `torch.ops.aten.mm` all mean matrix products. Outside the layers everything is kept. In a scope
+    without layers the policy applies to all ops. Memory is O(bytes produced by the ops + L layer inputs + one
+    layer). Extra time is one more run of the other ops.
     """
 
     ops: tuple[Any, ...]
     layers: Any = None
     needs_layers = True
-    by_place = True
+    cacheable = True
     _names: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     def __init__(self, ops: Iterable[Any] | str, layers: Any = None) -> None:
-        one = isinstance(ops, str) or hasattr(ops, "_qualified_op_name") or not isinstance(ops, Iterable)
-        listed = (ops,) if one else tuple(ops)  # a packet is iterable too: it gives the names of its overloads
+        # An OpOverloadPacket is iterable too: iteration gives the names of its overloads.
+        is_single = isinstance(ops, str) or hasattr(ops, "_qualified_op_name") or not isinstance(ops, Iterable)
+        listed = (ops,) if is_single else tuple(ops)
         object.__setattr__(self, "ops", listed)
         object.__setattr__(self, "layers", layers)
         object.__setattr__(self, "_names", frozenset(_op_name(op) for op in listed))
 
     def decide(self, op: OpInfo) -> Decision:
-        """Keep what the listed ops make, and what is made outside the layers."""
+        """Return KEEP for the listed ops and for ops outside the layers."""
         if op.outside_layers:
             return Decision.KEEP
         parts = op.name.split(".")
@@ -274,26 +267,26 @@ class SaveOps(Policy):
         return Decision.RECOMPUTE if self._names.isdisjoint(spellings) else Decision.KEEP
 
     def keeps_input_of(self, layer: int) -> bool:
-        """Every layer's input is a boundary."""
+        """Return True: every layer input is kept."""
         return True
 
 
 def _op_name(op: Any) -> str:
-    """`"mm"`, `"aten::mm"`, `torch.ops.aten.mm` or `torch.ops.aten.mm.default` as a dotted name."""
+    """Return the dotted name of `"mm"`, `"aten::mm"`, `torch.ops.aten.mm` or `torch.ops.aten.mm.default`."""
     if not isinstance(op, str):
-        packet = getattr(op, "_qualified_op_name", None)  # an OpOverloadPacket prints as aten.mm too
+        packet = getattr(op, "_qualified_op_name", None)  # only an OpOverloadPacket has this attribute
         op = packet if isinstance(packet, str) else str(op)
     return str(op).replace("::", ".")
 
 
 @dataclass(frozen=True)
 class ByCallable(Policy):
-    """A plain function from `OpInfo` to `Decision`, as a policy."""
+    """Policy that calls a plain function from `OpInfo` to `Decision`."""
 
     function: Callable[[OpInfo], Decision]
 
     def decide(self, op: OpInfo) -> Decision:
-        """Whatever the function says."""
+        """Return the decision of the function; raise `ArgumentError` if its result is not a `Decision`."""
         decision = self.function(op)
         if decision is not _KEEP and decision is not _RECOMPUTE:
             raise wrong_decision(self, decision, op.name)
@@ -301,10 +294,10 @@ class ByCallable(Policy):
 
 
 def wrong_decision(policy: Policy, decision: object, op: str) -> ArgumentError:
-    """What to say of an answer that is none."""
-    asked = policy.function if isinstance(policy, ByCallable) else policy
+    """Return the error for a result of `decide` that is not a `Decision`."""
+    source = policy.function if isinstance(policy, ByCallable) else policy
     return ArgumentError(
-        f"the policy {asked!r} returned {decision!r} for {op}: "
+        f"the policy {source!r} returned {decision!r} for {op}: "
         "return lowtide.Decision.KEEP or lowtide.Decision.RECOMPUTE"
     )
 
@@ -316,70 +309,63 @@ class _Pair(Policy):
 
     @property
     def needs_cost(self) -> bool:  # type: ignore[override]
-        """If either does."""
+        """True if either policy needs costs."""
         return self.first.needs_cost or self.second.needs_cost
 
     @property
     def needs_layers(self) -> bool:  # type: ignore[override]
-        """If either does."""
+        """True if either policy needs layers."""
         return self.first.needs_layers or self.second.needs_layers
 
     @property
-    def by_place(self) -> bool:  # type: ignore[override]
-        """If both are."""
-        return self.first.by_place and self.second.by_place
-
-    @property
-    def steady(self) -> bool:  # type: ignore[override]
-        """If both are, or go by place, which is steadier."""
-        return all(rule.steady or rule.by_place for rule in (self.first, self.second))
+    def cacheable(self) -> bool:  # type: ignore[override]
+        """True if both policies are cacheable."""
+        return self.first.cacheable and self.second.cacheable
 
     @property
     def layers(self) -> Any:
-        """The first that names any."""
+        """Layers of the first policy that names some."""
         return self.first.layers if self.first.layers is not None else self.second.layers
 
     def own_cost_us(self, op: OpInfo, measured_us: float) -> float:
-        """The first rule's figure, if it is the one that reads costs."""
+        """Return the cost according to the first policy that needs costs."""
         return (self.first if self.first.needs_cost else self.second).own_cost_us(op, measured_us)
 
 
 @dataclass(frozen=True)
 class EitherKeeps(_Pair):
-    """`a | b`: keep what either keeps."""
+    """`a | b`: keep a value if either policy keeps it."""
 
-    by_place = _Pair.by_place
-    steady = _Pair.steady
+    cacheable = _Pair.cacheable
 
     def decide(self, op: OpInfo) -> Decision:
-        """Keep if one says so."""
+        """Return KEEP if either policy does."""
         kept = Decision.KEEP in (self.first.decide(op), self.second.decide(op))
         return Decision.KEEP if kept else Decision.RECOMPUTE
 
     def keeps_input_of(self, layer: int) -> bool:
-        """If one says so."""
+        """Return whether either policy keeps the inputs of this layer."""
         return self.first.keeps_input_of(layer) or self.second.keeps_input_of(layer)
 
 
 @dataclass(frozen=True)
 class BothKeep(_Pair):
-    """`a & b`: keep what both keep."""
+    """`a & b`: keep a value if both policies keep it."""
 
-    by_place = _Pair.by_place
-    steady = _Pair.steady
+    cacheable = _Pair.cacheable
 
     def decide(self, op: OpInfo) -> Decision:
-        """Recompute if one says so."""
-        dropped = Decision.RECOMPUTE in (self.first.decide(op), self.second.decide(op))
-        return Decision.RECOMPUTE if dropped else Decision.KEEP
+        """Return RECOMPUTE if either policy does."""
+        recomputed = Decision.RECOMPUTE in (self.first.decide(op), self.second.decide(op))
+        return Decision.RECOMPUTE if recomputed else Decision.KEEP
 
     def keeps_input_of(self, layer: int) -> bool:
-        """If both say so."""
+        """Return whether both policies keep the inputs of this layer."""
         return self.first.keeps_input_of(layer) and self.second.keeps_input_of(layer)
 
 
 def as_policy(policy: Policy | Callable[[OpInfo], Decision]) -> Policy:
-    """`policy` itself, or the callable wrapped as one."""
+    """Return `policy` itself, or a callable wrapped as a policy."""
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, type):

@@ -82,7 +82,7 @@ class Asked(lowtide.Policy):
 class Remembered(Asked):
     """The same rule, which says so."""
 
-    by_place = True
+    cacheable = True
 
     def decide(self, op: lowtide.OpInfo) -> lowtide.Decision:
         return super().decide(op)
@@ -118,7 +118,7 @@ rules = st.one_of(
 @given(rules, st.integers(0, 10**6))
 def test_remembered_answers_are_those_of_asking_every_time(rule: lowtide.Policy, seed: int) -> None:
     asked, remembered = Asked(rule), Remembered(rule)
-    assert rule.by_place
+    assert rule.cacheable
     expected = step(asked, seed)
     assert asked.unpacks == expected[2][0]
     for policy in (rule, remembered):
@@ -164,8 +164,8 @@ class Inherits(lowtide.SaveOps):
 @pytest.mark.parametrize("kind", [SmallOnes, MixedIn])
 def test_a_subclass_with_its_own_decide_is_asked_every_time(kind: Any) -> None:
     policy = kind("mul", layers=nn.Sequential)
-    assert not policy.by_place
-    assert not (policy | lowtide.SaveOps("mul")).by_place
+    assert not policy.cacheable
+    assert not (policy | lowtide.SaveOps("mul")).cacheable
     decided: list[bool] = []
     layer = nn.Sequential(Ops(["sin"], decided))
     with lowtide.saving(policy):
@@ -180,9 +180,9 @@ def test_a_subclass_with_its_own_decide_is_asked_every_time(kind: Any) -> None:
 def test_who_goes_by_place() -> None:
     save, every, segments = lowtide.SaveOps("mul"), lowtide.EveryN(2), lowtide.Segments([(0, 3)])
     for policy in (save, every, Inherits("mul"), save | every, save & every, save | (every & lowtide.KeepNone())):
-        assert policy.by_place
+        assert policy.cacheable
     for policy in (segments, lowtide.Selective(), save | segments, segments & save, save | (lambda op: K)):
-        assert not policy.by_place
+        assert not policy.cacheable
 
 
 def test_costs_are_asked_for_every_time() -> None:

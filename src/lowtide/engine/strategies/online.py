@@ -28,7 +28,7 @@ class WithinBudget(Policy):
     """Record how to recompute every value. The memory budget decides what is evicted."""
 
     budget_bytes: int
-    always = Decision.RECOMPUTE
+    constant_decision = Decision.RECOMPUTE
     needs_cost = True
 
     def decide(self, op: OpInfo) -> Decision:

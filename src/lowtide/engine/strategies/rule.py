@@ -16,11 +16,11 @@ class RuleStrategy(Strategy):
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.decision = policy.always
+        self.decision = policy.constant_decision
         self.times_ops = policy.needs_cost
         self._decide = policy.function if type(policy) is ByCallable else policy.decide
         # Decisions by op name and location, for policies that depend on nothing else.
-        is_memorable = policy.by_place and not policy.needs_cost
+        is_memorable = policy.cacheable and not policy.needs_cost
         self._known: dict[tuple[str, Location], Decision] | None = {} if is_memorable else None
 
     def nested(self, policy: Policy) -> Strategy:
