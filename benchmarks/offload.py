@@ -73,7 +73,7 @@ class Throttle:
         return done
 
     def slow_down(self, store: DiskStore) -> None:
-        file: Any = store._spooler.file
+        file: Any = store._queue.file
         write, read = file.write, file.read
         file.write = lambda data, **more: self.paced(lambda: write(data, **more), data.nbytes)
         file.read = lambda written, into, entry: self.paced(lambda: read(written, into, entry), into.nbytes)

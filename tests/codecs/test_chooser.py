@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lowtide.codecs import CODECS, Chooser, Encoded, choose, decode, measure, resolve
-from lowtide.codecs.chooser import KINDS, LOOK_AGAIN, MIN_RATIO, MIN_SAVED_BYTES, TRUST
+from lowtide.codecs.chooser import MAX_CATEGORIES, MAX_FAILURES, MIN_RATIO, MIN_SAVED_BYTES, RETRY_AFTER
 from lowtide.codecs.narrow import Narrow
 
 from .tensors import same
@@ -122,7 +122,7 @@ def test_a_kind_is_measured_once() -> None:
 def test_hopeless_kinds_cost_no_measurement_and_are_looked_at_again() -> None:
     codec = CountingNarrow()
     chooser = Chooser([codec], min_bytes_per_second=0)
-    for _ in range(LOOK_AGAIN - 1):
+    for _ in range(RETRY_AFTER - 1):
         assert chooser.choose(wide()) is None
     assert codec.large == 0
     assert chooser.choose(ids()) is None
@@ -131,11 +131,11 @@ def test_hopeless_kinds_cost_no_measurement_and_are_looked_at_again() -> None:
 
 def test_a_kind_that_was_hopeless_for_long_is_trusted_no_more_than_others() -> None:
     chooser = Chooser(resolve("narrow"), min_bytes_per_second=0)
-    for _ in range(4 * LOOK_AGAIN + 1):
+    for _ in range(4 * RETRY_AFTER + 1):
         chooser.encode(wide())
     while chooser.encode(ids()) is None:
         pass
-    for _ in range(2 * TRUST):
+    for _ in range(2 * MAX_FAILURES):
         assert chooser.encode(wide()) is None
     assert chooser.measurements(wide()) == ()
 
@@ -143,7 +143,7 @@ def test_a_kind_that_was_hopeless_for_long_is_trusted_no_more_than_others() -> N
 def test_a_kind_that_changes_is_measured_anew() -> None:
     chooser = Chooser(resolve("narrow"), min_bytes_per_second=0)
     assert chooser.encode(ids()) is not None
-    for _ in range(TRUST):
+    for _ in range(MAX_FAILURES):
         assert [one.codec.name for one in chooser.measurements(wide())] == ["narrow"]
         assert chooser.encode(wide()) is None
     assert chooser.measurements(wide()) == ()
@@ -173,11 +173,11 @@ def test_masks_and_activations_of_one_op_are_told_apart() -> None:
 
 
 def test_the_memory_is_bounded() -> None:
-    chooser = Chooser(resolve("constant"), kinds=4, min_bytes_per_second=0)
+    chooser = Chooser(resolve("constant"), max_categories=4, min_bytes_per_second=0)
     for key in range(10):
         assert chooser.choose(torch.ones(N), key=key) is not None
     assert len(chooser) == 4
-    assert KINDS < 10_000
+    assert MAX_CATEGORIES < 10_000
 
 
 def test_a_misleading_sample_costs_no_bit() -> None:

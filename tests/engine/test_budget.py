@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.codecs.chooser import shared
+from lowtide.codecs.chooser import shared_chooser
 from lowtide.engine.memory import eviction
 from lowtide.engine.memory.ledger import Ledger
 from lowtide.engine.runtime import current_runtime
@@ -368,7 +368,7 @@ def test_what_is_known_of_codecs_outlives_a_scope() -> None:
     """Measuring them anew in every step took longer than the step."""
     model, batch = deep.build("gpt2")
     plain = run_step(model, batch)
-    chooser = shared("exact")
+    chooser = shared_chooser("exact")
     assert chooser is not None
     chooser._kinds.clear()  # of other tests
     examined = []

@@ -152,14 +152,14 @@ def test_a_damaged_block_is_an_error_that_names_the_op(tmp_path: Path, hinted: b
             loss = model(*batch).square().sum()
         store.flush()
         assert store.stats().values > LAYERS // 2
-        fd = store._spooler.file.fd
+        fd = store._queue.file.fd
         location = store.stats().file_bytes // 2 + 12345
         os.pwrite(fd, bytes([os.pread(fd, 1, location)[0] ^ 1]), location)  # a single bit
         if hinted:
             tickets = [t for t in gc.get_objects() if type(t).__name__ == "_DiskTicket" and t._store is store]
             for ticket in tickets:
                 store.prefetch(ticket)
-            wait_until(lambda: store.stats().ahead_bytes > 0)
+            wait_until(lambda: store.stats().prefetched_bytes > 0)
             del tickets, ticket
         with pytest.raises(
             DamagedValueError, match=r"aten\.tanh\.default in module '\d+' \(op \d+\).*checksum"
@@ -169,7 +169,7 @@ def test_a_damaged_block_is_an_error_that_names_the_op(tmp_path: Path, hinted: b
         model.zero_grad(set_to_none=True)
         assert nothing_evictable_left()
         store.flush()
-        assert (store.stats().values, store.stats().ahead_bytes) == (0, 0)
+        assert (store.stats().values, store.stats().prefetched_bytes) == (0, 0)
     assert_equal(run_step(model, batch), run_step(model, batch, restless(3, stores=None, codecs=None)))
 
 

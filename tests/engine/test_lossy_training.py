@@ -19,7 +19,7 @@ from torch import nn
 
 import lowtide
 from lowtide.codecs import CODECS, Chooser, Codec, Encoded
-from lowtide.codecs._contract import Packed
+from lowtide.codecs._base import EncodedRow
 from lowtide.engine.memory.budget import MemoryBudget
 from lowtide.engine.values.value import Value
 
@@ -163,10 +163,10 @@ class Signs(Codec):
     def accepts(self, dtype: torch.dtype) -> bool:
         return dtype is torch.float32
 
-    def _pack(self, row: torch.Tensor) -> Packed | None:
-        return Packed((row.sign().to(torch.int8), row.abs().mean()[None])) if len(row) > 64 else None
+    def _encode_row(self, row: torch.Tensor) -> EncodedRow | None:
+        return EncodedRow((row.sign().to(torch.int8), row.abs().mean()[None])) if len(row) > 64 else None
 
-    def _unpack(self, encoded: Encoded, row: torch.Tensor) -> None:
+    def _decode_row(self, encoded: Encoded, row: torch.Tensor) -> None:
         signs, size = encoded.parts
         row.copy_(signs * size)
 

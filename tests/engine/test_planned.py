@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide
-from lowtide.codecs._contract import PIECE
+from lowtide.codecs._base import CHUNK_ELEMENTS
 from lowtide.engine.memory.budget import MemoryBudget
 from lowtide.engine.recording.recorded_op import RecordedOp
 from lowtide.engine.runtime import current_runtime
@@ -71,7 +71,9 @@ SENSITIVE_TWICE = [
 
 
 MASKS = tuple(
-    CodecCost("mask", dtype, True, size, 1, 0, 12, PIECE, 0.0, 0.0, 0.0, 0.0, least_bytes=0, binary=dtype != "bool")
+    CodecCost(
+        "mask", dtype, True, size, 1, 0, 12, CHUNK_ELEMENTS, 0.0, 0.0, 0.0, 0.0, min_bytes=0, binary=dtype != "bool"
+    )
     for dtype, size in (("bool", 1), ("float32", 4), ("float64", 8))
 )
 
@@ -363,7 +365,7 @@ def test_a_value_that_another_module_overwrites() -> None:
     lowtide.unfit(model)
 
 
-HALVES = (CodecCost("bf16", "float32", False, 4, 16, 0, 0, PIECE, 0.0, 0.0, 0.0, 0.0),)
+HALVES = (CodecCost("bf16", "float32", False, 4, 16, 0, 0, CHUNK_ELEMENTS, 0.0, 0.0, 0.0, 0.0),)
 
 
 @pytest.mark.parametrize("codec_costs", [MASKS, HALVES, ()])

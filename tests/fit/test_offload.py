@@ -82,7 +82,7 @@ def test_held_predicted_and_exact(name: str, disk: DiskStore) -> None:
     gc.collect()
     # The profiled step may have evicted also what other tests left alive, in graphs that torch never frees.
     own = {f"in module {path!r}" for path, _ in model.named_modules()}
-    assert not [entry.name for entry in disk._spooler._entries if any(where in entry.name for where in own)]
+    assert not [entry.name for entry in disk._queue._entries if any(where in entry.name for where in own)]
 
 
 def test_a_disk_that_is_slower_than_expected_costs_time_only(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def assert_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> None:
 def assert_empty(store: Store) -> None:
     gc.collect()
     stats = store.stats()
-    assert (stats.values, stats.ahead_bytes, stats.resident_bytes) == (0, 0, 0)
+    assert (stats.values, stats.prefetched_bytes, stats.resident_bytes) == (0, 0, 0)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_steps_are_exact_with_and_without_a_gauge(disk: DiskStore) -> None:
     assert report.online_steps == 0
     assert report.measured_peak_bytes is not None
     assert report.measured_peak_bytes <= plan.predicted_peak_bytes + 2048
-    assert disk.stats().peak_ahead_bytes == x.nbytes
+    assert disk.stats().peak_prefetched_bytes == x.nbytes
     assert_empty(disk)
     lowtide.unfit(model)
 
@@ -178,7 +178,7 @@ def test_an_exception_in_backward_leaves_nothing(disk: DiskStore) -> None:
     with pytest.raises(RuntimeError, match="no"):
         gradients(model, x)
     model.fails_in_backward = False
-    assert disk.stats().peak_ahead_bytes > 0
+    assert disk.stats().peak_prefetched_bytes > 0
     assert_empty(disk)
     assert_same(gradients(model, x), expected(x))
     lowtide.unfit(model)
@@ -200,7 +200,7 @@ def test_what_is_read_ahead_and_never_asked_for_goes_with_its_graph(disk: DiskSt
     model.layers[-1].register_forward_pre_hook(lambda module, args: before.append(args[0]))
     loss = model(x)
     torch.autograd.grad(loss, before)  # the last layer only
-    assert disk.stats().ahead_bytes == x.nbytes
+    assert disk.stats().prefetched_bytes == x.nbytes
     del loss
     before.clear()
     assert_empty(disk)
@@ -225,7 +225,7 @@ def test_a_store_that_reads_little_ahead_is_enough(tmp_path: Path) -> None:
         model, x, _ = fitted(store)
         assert_same(gradients(model, x), expected(x))
         assert store.stats().prefetch_hits == 0
-        assert store.stats().peak_ahead_bytes == 0
+        assert store.stats().peak_prefetched_bytes == 0
         assert_empty(store)
         lowtide.unfit(model)
 

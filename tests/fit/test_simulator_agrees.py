@@ -27,13 +27,13 @@ from tests.runtimes import ledger
 from ..engine import deep
 from ..engine.steps import assert_close, assert_equal, run_step
 
-LINK = Link("disk", out_bytes_per_s=1e9, in_bytes_per_s=1e9, least_bytes=1)
+LINK = Link("disk", out_bytes_per_s=1e9, in_bytes_per_s=1e9, min_bytes=1)
 
 
 def codec_costs() -> tuple[CodecCost, ...]:
     """Floats in half the bytes, bools in an eighth; values of any size, to have many."""
     found = measure_codec_cost("bf16", "float32"), measure_codec_cost("mask", "bool")
-    return tuple(replace(codec_cost, least_bytes=1) for codec_cost in found if codec_cost is not None)
+    return tuple(replace(codec_cost, min_bytes=1) for codec_cost in found if codec_cost is not None)
 
 
 def random_plan(

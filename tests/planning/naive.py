@@ -82,7 +82,7 @@ class Naive:
             live.append(self.trace.ops[j].other_bytes + self.size(there | held) + beside + self.size(begun))
         for v in self.codec_cost:
             if self.is_away(v):
-                self.seconds += self.codec_cost[v].in_s(self.trace.values[v].nbytes)
+                self.seconds += self.codec_cost[v].compression_s(self.trace.values[v].nbytes)
         return live
 
     def is_away(self, v) -> bool:
@@ -101,7 +101,7 @@ class Naive:
         return sum(self.codec_cost[v].compressed_bytes(self.trace.values[v].nbytes) for v in values)
 
     def workspace(self, v) -> int:
-        return self.codec_cost[v].workspace(self.trace.values[v].nbytes)
+        return self.codec_cost[v].workspace_bytes(self.trace.values[v].nbytes)
 
     def backward(self) -> list[int]:
         saved = [v for v in self.made if v in self.trace.saved]
@@ -216,8 +216,8 @@ class Naive:
             if self.is_away(v):
                 if v in self.codec_cost:
                     self.resident.add(v)
-                    self.seconds += self.codec_cost[v].out_s(self.trace.values[v].nbytes)
-                    self.now += self.codec_cost[v].out_s(self.trace.values[v].nbytes)
+                    self.seconds += self.codec_cost[v].decompression_s(self.trace.values[v].nbytes)
+                    self.now += self.codec_cost[v].decompression_s(self.trace.values[v].nbytes)
                     self.peak = max(self.peak, self.live() + self.workspace(v))
                     self.packed.discard(v)
                 else:

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from lowtide._errors import ArgumentError
 from lowtide.planning import CodecCost, Link, Plan, Problem, Simulator, simulate, smallest, solve
 from lowtide.records.codec_cost import suitable_codec_costs
-from lowtide.reporting.timeline import UNPACKING, follow
+from lowtide.reporting.timeline import DECOMPRESS, build_timeline
 
 from .naive import naive_simulation
 from .test_offload import FAST_OUT, assert_nothing_beats_the_bound, chain
@@ -22,13 +22,13 @@ HALVED = CodecCost(
     itemsize=1,
     bits=4,
     block_bytes=0,
-    work_bytes=2,
-    piece=3,
+    work_bytes_per_element=2,
+    chunk_elements=3,
     compress_s=0.25,
     compress_s_per_byte=0.5,
     decompress_s=0.125,
     decompress_s_per_byte=1.0,
-    least_bytes=2,
+    min_bytes=2,
 )
 LOSSY = replace(HALVED, codec="lossy", exact=False, bits=2)
 
@@ -73,16 +73,16 @@ def test_it_agrees_with_the_naive_machine(case):
 @given(packing_some())
 def test_a_timeline_adds_up_to_what_the_judge_counts(case):
     problem, keep, released, written_before = case
-    timeline = follow(problem.trace, keep, released, written_before, problem.link, problem.codec_costs)
+    timeline = build_timeline(problem.trace, keep, released, written_before, problem.link, problem.codec_costs)
     live = timeline.live_bytes
     judged = timeline.simulation
     for j in range(problem.n_ops):
         assert live[j] == judged.forward_live[j]
     for k in range(problem.n_unpacks):
-        here = [live[m] for m, moment in enumerate(timeline.moments) if moment.unpack == k]
+        here = [live[m] for m, moment in enumerate(timeline.intervals) if moment.unpack == k]
         assert max(here) <= judged.unpack_live[k]
     assert int(live.max()) <= judged.peak_bytes
-    decompressed = sum(moment.phase == UNPACKING for moment in timeline.moments)
+    decompressed = sum(moment.phase == DECOMPRESS for moment in timeline.intervals)
     assert (decompressed == 0) or any(problem.packed[j] for j in written_before)
 
 
@@ -115,7 +115,12 @@ def test_which_way_a_value_goes():
 def test_packing_never_makes_a_plan_slower(trace, share):
     trace = of_dtypes(trace, ["small"] * len(trace.values))
     quick = replace(
-        HALVED, compress_s=0.0, compress_s_per_byte=0.001, decompress_s=0.0, decompress_s_per_byte=0.001, work_bytes=0
+        HALVED,
+        compress_s=0.0,
+        compress_s_per_byte=0.001,
+        decompress_s=0.0,
+        decompress_s_per_byte=0.001,
+        work_bytes_per_element=0,
     )
     budget = int(share * simulate(trace, [True] * len(trace.ops)).peak_bytes)
     without = smallest(Simulator(Problem(trace)))
@@ -135,7 +140,7 @@ def test_packing_never_makes_a_plan_slower(trace, share):
 @given(training_traces(), st.floats(0.3, 0.95))
 def test_no_plan_beats_the_bound(trace, share):
     trace = of_dtypes(trace, ["small"] * len(trace.values))
-    quick = replace(HALVED, compress_s_per_byte=0.01, decompress_s_per_byte=0.01, work_bytes=0)
+    quick = replace(HALVED, compress_s_per_byte=0.01, decompress_s_per_byte=0.01, work_bytes_per_element=0)
     assert_nothing_beats_the_bound(Simulator(Problem(trace, None, (quick,))), share)
 
 

@@ -13,7 +13,7 @@ from .naive import naive_simulation
 from .test_simulator import traces_with_decisions
 from .traces import gpt_trace, training_traces, unfused_trace
 
-FAST_OUT = Link("disk", out_bytes_per_s=1e15, in_bytes_per_s=4.0, least_bytes=1)
+FAST_OUT = Link("disk", out_bytes_per_s=1e15, in_bytes_per_s=4.0, min_bytes=1)
 
 
 @st.composite
@@ -36,7 +36,7 @@ links = st.builds(
     st.just("disk"),
     out_bytes_per_s=st.just(1e15),
     in_bytes_per_s=st.sampled_from([0.5, 4.0]),
-    least_bytes=st.just(1),
+    min_bytes=st.just(1),
     fetch_s=st.sampled_from([0.0, 0.25]),
     prefetch_bytes_per_s=st.sampled_from([0.0, 3.0]),
     prefetch_s_each=st.sampled_from([0.0, 0.125]),
@@ -93,7 +93,7 @@ def chain(ops=4, seconds=1.0, nbytes=10, asks_s=0.0):
 
 def ahead(trace, offload, limit_bytes=10**9, **speeds):
     """What is chosen with a disk that writes at once and reads a value of 10 bytes in 1 s."""
-    link = Link("disk", **{"out_bytes_per_s": 1e15, "in_bytes_per_s": 10.0, "least_bytes": 1, **speeds})
+    link = Link("disk", **{"out_bytes_per_s": 1e15, "in_bytes_per_s": 10.0, "min_bytes": 1, **speeds})
     return Simulator(Problem(trace, link)).run([True] * len(trace.ops), offload=offload, limit_bytes=limit_bytes)
 
 
@@ -145,7 +145,7 @@ def test_what_reading_beside_ops_takes_from_them_is_counted():
 
 
 def test_writing_is_hidden_behind_ops_and_reading_is_not():
-    link = Link("disk", out_bytes_per_s=10.0, in_bytes_per_s=20.0, least_bytes=1)
+    link = Link("disk", out_bytes_per_s=10.0, in_bytes_per_s=20.0, min_bytes=1)
     simulator = Simulator(Problem(chain(), link))
     # Op 0's value is put when op 1 begins, at 1 s, written at 2 s, and so gone when op 2 begins.
     judged = simulator.run([True] * 4, offload=[0], limit_bytes=10**9)
@@ -156,7 +156,7 @@ def test_writing_is_hidden_behind_ops_and_reading_is_not():
 
 
 def test_forward_waits_where_too_much_would_be_alive():
-    slow = Link("disk", out_bytes_per_s=1.0, in_bytes_per_s=20.0, least_bytes=1)
+    slow = Link("disk", out_bytes_per_s=1.0, in_bytes_per_s=20.0, min_bytes=1)
     simulator = Simulator(Problem(chain(), slow))
     # Written at 1 s + 10 s. Without need it goes at the end of forward, which has lasted 4 s by then.
     free = simulator.run([True] * 4, offload=[0], limit_bytes=10**9)
@@ -174,7 +174,7 @@ def test_forward_waits_where_too_much_would_be_alive():
 @given(training_traces(), st.floats(0.3, 0.95))
 def test_a_store_never_makes_a_plan_slower(trace, share):
     budget = int(share * simulate(trace, [True] * len(trace.ops)).peak_bytes)
-    link = Link("disk", out_bytes_per_s=50.0, in_bytes_per_s=50.0, least_bytes=1)
+    link = Link("disk", out_bytes_per_s=50.0, in_bytes_per_s=50.0, min_bytes=1)
     without = smallest(Simulator(Problem(trace)))
     with_store = smallest(Simulator(Problem(trace, link)))
     assert with_store.peak_bytes <= without.peak_bytes
@@ -253,7 +253,7 @@ def test_decisions_that_cannot_be_followed_are_refused():
 
 def test_what_writing_takes_from_the_ops_is_counted():
     link = Link(
-        "disk", 10.0, 20.0, least_bytes=1, put_s=0.25, put_s_per_byte=0.01, fetch_s=0.125, prefetch_s_each=0.125
+        "disk", 10.0, 20.0, min_bytes=1, put_s=0.25, put_s_per_byte=0.01, fetch_s=0.125, prefetch_s_each=0.125
     )
     judged = Simulator(Problem(chain(), link)).run([True] * 4, offload=[0], limit_bytes=10**9)
     # Handed over at 1 s, which takes 0.35 s; written at 2.35 s, just when op 2 begins; read in 0.125 s + 0.5 s.

@@ -69,7 +69,7 @@ def test_a_stalled_disk_holds_up_puts_and_nothing_else(tmp_path: Path) -> None:
     tensors = [random_bits((MIB,), torch.uint8, i) for i in range(4)]
     previous = signal.signal(signal.SIGALRM, interrupt)
     with DiskStore(tmp_path, max_in_flight_bytes=3 * MIB) as store:
-        with store._spooler.file._lock:
+        with store._queue.file._lock:
             tickets = [store.put(tensor) for tensor in tensors[:3]]
             for ticket, tensor in zip(tickets, tensors, strict=False):
                 store.prefetch(ticket)
@@ -115,8 +115,8 @@ def test_many_threads_may_want_the_same_value(tmp_path: Path) -> None:
         assert not errors
         for ticket in tickets:
             store.drop(ticket)
-        wait_until(lambda: store.stats().ahead_bytes == store.stats().file_bytes == 0)
-        assert store.stats().peak_ahead_bytes <= MIB
+        wait_until(lambda: store.stats().prefetched_bytes == store.stats().file_bytes == 0)
+        assert store.stats().peak_prefetched_bytes <= MIB
 
 
 def test_a_value_larger_than_the_bound_is_written_at_once(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_value_larger_than_the_bound_is_written_at_once(tmp_path: Path) -> Non
         assert storage() is None
         assert store.stats().peak_in_flight_bytes == 0
         store.prefetch(ticket)  # larger than may be read ahead too: ignored
-        assert store.stats().ahead_bytes == 0
+        assert store.stats().prefetched_bytes == 0
         assert_same(store.fetch(ticket), copy)
 
 
@@ -141,13 +141,13 @@ def test_prefetch_reads_in_order_and_no_further_than_its_bound(tmp_path: Path) -
         for ticket in reversed(tickets):
             store.prefetch(ticket)
         for ticket, tensor in zip(reversed(tickets), reversed(tensors), strict=True):
-            wait_until(lambda: store._spooler._readers._jobs.empty())
-            assert store.stats().ahead_bytes <= 3 * MIB
+            wait_until(lambda: store._queue._readers._jobs.empty())
+            assert store.stats().prefetched_bytes <= 3 * MIB
             assert_same(store.fetch(ticket), tensor)
             store.drop(ticket)
         stats = store.stats()
-        assert stats.peak_ahead_bytes == 3 * MIB
-        assert stats.ahead_bytes == 0
+        assert stats.peak_prefetched_bytes == 3 * MIB
+        assert stats.prefetched_bytes == 0
         assert stats.prefetch_hits >= 6  # each was being read when it was asked for
         wait_until(lambda: store.stats().file_bytes == 0)
 
@@ -162,7 +162,7 @@ def test_a_hint_for_what_is_still_in_memory_costs_nothing(tmp_path: Path) -> Non
         store.prefetch(ticket)
         store.prefetch(ticket)
         store.drop(ticket)
-        wait_until(lambda: store.stats().ahead_bytes == 0)
+        wait_until(lambda: store.stats().prefetched_bytes == 0)
 
 
 def test_tensors_are_made_in_the_callers_thread(tmp_path: Path) -> None:
@@ -241,12 +241,12 @@ def test_closing_wakes_a_put_that_waits(tmp_path: Path) -> None:
 def test_an_error_that_escapes_in_a_thread_is_raised(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
         ticket = store.put(torch.ones(3))
-        store._spooler._writers.submit(lambda: [][0])
-        wait_until(lambda: store._spooler._writers.failure is not None)
+        store._queue._writers.submit(lambda: [][0])
+        wait_until(lambda: store._queue._writers.failure is not None)
         with pytest.raises(StoreError, match=r"background thread of the disk store failed: IndexError") as caught:
             store.fetch(ticket)
         assert isinstance(caught.value.__cause__, IndexError)
-        store._spooler._writers._failures.clear()
+        store._queue._writers._failures.clear()
 
 
 def test_arguments() -> None:
@@ -311,7 +311,7 @@ def test_a_hint_for_which_there_is_no_memory_is_let_be(tmp_path: Path, error: ty
             store.prefetch(tickets[0])
         with Refusing(), pytest.raises(error):  # type: ignore[no-untyped-call]
             store.fetch(tickets[1])
-        assert store.stats().ahead_bytes == 0
+        assert store.stats().prefetched_bytes == 0
         for ticket, tensor in zip(tickets, tensors, strict=True):
             assert_same(store.fetch(ticket), tensor)
 

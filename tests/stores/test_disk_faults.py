@@ -147,7 +147,7 @@ def test_a_damaged_block_is_an_error_that_names_the_value(tmp_path: Path) -> Non
         os.truncate(path, 7 * MIB)
         with pytest.raises(DamagedValueError, match=r"'layer2.out'.*the file ends before it"):
             store.fetch(tickets[2])
-        assert store.stats().ahead_bytes == 0
+        assert store.stats().prefetched_bytes == 0
 
 
 @pytest.mark.parametrize("hinted", [False, True])
@@ -157,7 +157,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_that_names_the_value(tmp_path: P
         tensor = random_bits((1000,), torch.uint8)
         tickets = [store.put(tensor, "layer7.out"), store.put(tensor)]
         store.flush()
-        fd = store._spooler.file.fd
+        fd = store._queue.file.fd
         readable, broken = os.dup(fd), os.open(os.devnull, os.O_WRONLY)
         os.dup2(broken, fd)
         try:
@@ -178,7 +178,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_that_names_the_value(tmp_path: P
             os.close(broken)
         for ticket in tickets:  # the disk is back, and so is the value
             assert_same(store.fetch(ticket), tensor)
-        assert store.stats().ahead_bytes == 0
+        assert store.stats().prefetched_bytes == 0
 
 
 def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_forked_child_is_told_and_ends(processes: Processes, tmp_path: Path) -
         if pid == 0:
             for call in (lambda: store.put(torch.ones(3)), lambda: store.fetch(tickets[0]), lambda: store.stats(),
                          lambda: store.prefetch(tickets[0]), lambda: store.drop(tickets[0]), lambda: store.flush(),
-                         lambda: store.settle(1), lambda: store.is_resident(tickets[0]),
+                         lambda: store.drain(1), lambda: store.is_resident(tickets[0]),
                          lambda: store.bytes_to_fetch(tickets[0])):
                 try:
                     call()

@@ -15,7 +15,7 @@ from lowtide import ArgumentError
 from lowtide.profiling.peak_meter import PeakMeter
 from lowtide.stores import DeviceStore, DiskStore, HostStore, MemoryDouble, Store, StoreError
 
-from .tiers import InstantCopies, InstantCopy, assert_same, once_somebody_waits, random_bits, wait_until
+from .tiers import InstantCopies, InstantCopy, assert_same, random_bits, wait_until, when_thread_waits
 
 MIB = 1 << 20
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 def test_every_tier_says_what_a_fetch_would_take(store: Store) -> None:
     tensor = random_bits((1000,), torch.uint8)
     ticket = store.put(tensor, "x")
-    store.settle(1000)
+    store.drain(1000)
     here = isinstance(store, DeviceStore) and not isinstance(store, MemoryDouble)
     assert store.is_resident(ticket) == here
     assert store.bytes_to_fetch(ticket) == (0 if here else 1000)
@@ -39,14 +39,14 @@ def test_every_tier_says_what_a_fetch_would_take(store: Store) -> None:
             verb(ticket)
     store.close()
     with pytest.raises(StoreError, match="is closed"):
-        store.settle(1)
+        store.drain(1)
 
 
 def test_settling_ends_on_every_tier(store: Store) -> None:
-    assert store.settle(10**9) == 0
+    assert store.drain(10**9) == 0
     tickets = [store.put(random_bits((500,), torch.uint8, i)) for i in range(8)]
-    assert 0 <= store.settle(10**9) <= 4000
-    assert store.settle(10**9) == 0
+    assert 0 <= store.drain(10**9) <= 4000
+    assert store.drain(10**9) == 0
     assert store.stats().in_flight_bytes == 0
     del tickets
 
@@ -55,7 +55,7 @@ def test_a_second_eviction_is_free(store: Store) -> None:
     """Whoever keeps the ticket may let the tensor go and fetch it again, and nothing is put or written for it."""
     tensor = random_bits((1000,), torch.uint8)
     ticket = store.put(tensor.clone())
-    store.settle(1000)
+    store.drain(1000)
     before = store.stats()
     for n in range(3):
         fetched = store.fetch(ticket)
@@ -73,7 +73,7 @@ def test_a_second_eviction_is_free(store: Store) -> None:
 def test_a_value_on_the_disk_comes_and_goes(tmp_path: Path) -> None:
     with DiskStore(tmp_path, threads=1, record_timeline=True) as store:
         tensor = random_bits((MIB,), torch.uint8)
-        with store._spooler.file._lock:  # the disk stands still
+        with store._queue.file._lock:  # the disk stands still
             ticket = store.put(tensor)
             assert store.is_resident(ticket)
             assert store.bytes_to_fetch(ticket) == 0
@@ -96,33 +96,33 @@ def test_settle_waits_for_as_much_as_is_asked_and_no_more(tmp_path: Path) -> Non
     with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, threads=1) as store:
         alive: list[weakref.ref[torch.UntypedStorage]] = []
         tickets = []
-        lock = store._spooler.file._lock
+        lock = store._queue.file._lock
         lock.acquire()
         for i in range(4):
             tensor = random_bits((MIB,), torch.uint8, i)
             alive.append(weakref.ref(tensor.untyped_storage()))
             tickets.append(store.put(tensor))
             del tensor
-        assert store.settle(0) == 0
+        assert store.drain(0) == 0
         assert sum(ref() is not None for ref in alive) == 4
-        once_somebody_waits(store, lock.release)
+        when_thread_waits(store, lock.release)
         started = time.perf_counter()
-        assert store.settle(2 * MIB) >= 2 * MIB
+        assert store.drain(2 * MIB) >= 2 * MIB
         assert time.perf_counter() - started >= 0.02
         assert sum(ref() is not None for ref in alive) <= 2  # measured on the memory itself
-        assert store.settle(100 * MIB) <= 2 * MIB
+        assert store.drain(100 * MIB) <= 2 * MIB
         assert sum(ref() is not None for ref in alive) == 0
-        assert store.settle(1) == 0
+        assert store.drain(1) == 0
         for i, ticket in enumerate(tickets):
             assert_same(store.fetch(ticket), random_bits((MIB,), torch.uint8, i))
 
 
 def test_what_is_dropped_counts_as_gone(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, threads=1) as store:
-        with store._spooler.file._lock:
+        with store._queue.file._lock:
             tickets = [store.put(random_bits((MIB,), torch.uint8, i)) for i in range(4)]
-            watch = once_somebody_waits(store, tickets.pop)  # its write has not begun: there is one thread
-            assert store.settle(MIB) == MIB
+            watch = when_thread_waits(store, tickets.pop)  # its write has not begun: there is one thread
+            assert store.drain(MIB) == MIB
             watch.join()
             assert store.stats().in_flight_bytes == 3 * MIB
         store.flush()
@@ -133,10 +133,10 @@ def test_settle_ends_when_nothing_can_be_written(small_disk: Path) -> None:
         warnings.simplefilter("ignore")
         with DiskStore(small_disk, max_in_flight_bytes=64 * MIB, threads=1) as store:
             tickets = [store.put(random_bits((3 * MIB,), torch.uint8, i)) for i in range(4)]
-            assert store.settle(64 * MIB) <= 3 * MIB
+            assert store.drain(64 * MIB) <= 3 * MIB
             assert [ticket.fell_back for ticket in tickets] == [False, True, True, True]
             assert [store.bytes_to_fetch(ticket) for ticket in tickets] == [3 * MIB, 0, 0, 0]
-            assert store.settle(1) == 0
+            assert store.drain(1) == 0
             for i, ticket in enumerate(tickets):
                 assert_same(store.fetch(ticket), random_bits((3 * MIB,), torch.uint8, i))
 
@@ -147,16 +147,16 @@ def test_closing_wakes_whoever_settles(tmp_path: Path) -> None:
 
     def settle() -> None:
         try:
-            store.settle(MIB)
+            store.drain(MIB)
         except StoreError as error:
             errors.append(error)
 
-    lock = store._spooler.file._lock
+    lock = store._queue.file._lock
     with lock:
         ticket = store.put(random_bits((MIB,), torch.uint8))
         thread = threading.Thread(target=settle)
         thread.start()
-        closing = once_somebody_waits(store, store.close)
+        closing = when_thread_waits(store, store.close)
         thread.join(5)
         assert not thread.is_alive()
     closing.join(5)
@@ -185,10 +185,10 @@ class SlowCopies(InstantCopies):
 def test_the_host_store_waits_for_the_oldest_copies() -> None:
     store = HostStore(copies=SlowCopies())
     tickets = [store.put(random_bits((100,), torch.uint8, i)) for i in range(4)]
-    assert store.settle(150) == 200
+    assert store.drain(150) == 200
     assert store.stats().in_flight_bytes == 200
-    assert store.settle(1000) == 200
-    assert store.settle(1000) == 0
+    assert store.drain(1000) == 200
+    assert store.drain(1000) == 0
     store.prefetch(tickets[0])
     assert store.is_resident(tickets[0])
     assert store.bytes_to_fetch(tickets[0]) == 0

@@ -34,7 +34,7 @@ def test_stores(tier: str, tmp_path: Path) -> None:
         check(measure_store(store, "2 MiB"))
         check(measure_store(store, 3))
         stats = store.stats()
-        assert (stats.values, stats.stored_bytes, stats.ahead_bytes, stats.in_flight_bytes) == (1, 1000, 0, 0)
+        assert (stats.values, stats.stored_bytes, stats.prefetched_bytes, stats.in_flight_bytes) == (1, 1000, 0, 0)
         assert_same(store.fetch(ticket), kept)
         store.drop(ticket)
         wait_until(lambda: store.stats().file_bytes == 0)
@@ -78,7 +78,7 @@ def test_trips_are_measured_beside_ops_and_leave_nothing(tmp_path: Path) -> None
         assert 0 < trips.fetch_bytes_per_s < 1e12
         assert 0 < trips.prefetch_bytes_per_s < 1e12
         assert store.stats().prefetch_hits >= VALUES
-        assert store.stats().ahead_bytes == 0
+        assert store.stats().prefetched_bytes == 0
         assert store.stats().values == 0
     assert torch.equal(state, torch.get_rng_state())
 

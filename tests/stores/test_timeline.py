@@ -13,7 +13,7 @@ import torch
 from lowtide.stores import DiskStore, Span
 from lowtide.stores._timeline import LIMIT, Timeline
 
-from .tiers import once_somebody_waits, random_bits, wait_until
+from .tiers import random_bits, wait_until, when_thread_waits
 
 MIB = 1 << 20
 
@@ -33,19 +33,19 @@ def test_nothing_is_recorded_unless_asked_for(tmp_path: Path) -> None:
 def test_work_and_waiting(tmp_path: Path) -> None:
     before = time.perf_counter()
     with DiskStore(tmp_path, max_in_flight_bytes=2 * MIB, threads=1, record_timeline=True) as store:
-        with store._spooler.file._lock:  # the disk stands still
+        with store._queue.file._lock:  # the disk stands still
             tickets = [store.put(random_bits((MIB,), torch.uint8, i), f"x{i}") for i in range(2)]
         assert not by_kind(store, "wait for write")  # there was room
         store.flush()
-        lock = store._spooler.file._lock
+        lock = store._queue.file._lock
         lock.acquire()
         tickets += [store.put(random_bits((MIB,), torch.uint8, i), f"x{i}") for i in range(2, 4)]
-        once_somebody_waits(store, lock.release)
+        when_thread_waits(store, lock.release)
         tickets.append(store.put(random_bits((MIB,), torch.uint8, 4), "x4"))
         (held_up,) = [span for span in by_kind(store, "wait for write") if span.name == "x4"]
         assert held_up.nbytes == MIB
         assert held_up.seconds >= 0.02
-        store.settle(5 * MIB)
+        store.drain(5 * MIB)
         writes = by_kind(store, "write")
         assert [(span.name, span.nbytes) for span in writes] == [(f"x{i}", MIB) for i in range(5)]
         assert any(write.start_seconds < held_up.end_seconds and write.end_seconds > held_up.start_seconds

@@ -84,11 +84,11 @@ def settle(store: Store) -> None:
         store.flush()
 
 
-def once_somebody_waits(store: DiskStore, act: Callable[[], object], after_seconds: float = 0.02) -> threading.Thread:
+def when_thread_waits(store: DiskStore, act: Callable[[], object], after_seconds: float = 0.02) -> threading.Thread:
     """Do something when a thread has been waiting for the store for a while."""
 
     def watch() -> None:
-        wait_until(lambda: len(store._spooler._waiters) > 0)
+        wait_until(lambda: len(store._queue._waiters) > 0)
         time.sleep(after_seconds)
         act()
 

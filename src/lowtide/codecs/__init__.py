@@ -16,7 +16,7 @@
 | `int8`     | no    | floats: 1/253 of the largest in each 64                      |
 """
 
-from ._contract import Codec, Encoded, Geometry
+from ._base import Codec, Encoded, Geometry
 from .chooser import Chooser, Measurement, choose, measure
 from .names import CODECS, decode, resolve
 

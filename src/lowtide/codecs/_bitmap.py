@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ._contract import Tensor
+from ._base import Tensor
 
 # A bool at bit 8i is moved to bit 56 + i by 2^(56 - 7i); no two of the 64 products meet, so nothing carries.
 _GATHER = sum(2 ** (56 - 7 * i) for i in range(8))
@@ -22,7 +22,7 @@ _SPREAD = 0x0101010101010101
 _DIAGONAL = 0x8040201008040201 - 2**64  # byte i of the word keeps bit i
 
 
-def packed_length(count: int) -> int:
+def bitmap_bytes(count: int) -> int:
     """How many bytes so many bools take."""
     return (count + 7) // 8
 
@@ -31,19 +31,19 @@ def pack_bits(flags: Tensor) -> Tensor:
     """Some bools, packed; the last byte is filled up with False."""
     if flags.device.type == "cpu":
         return torch.from_numpy(np.packbits(flags.numpy(), bitorder=ORDER))
-    return gathered(flags)
+    return pack_bits_torch(flags)
 
 
-def unpack_bits(packed: Tensor, piece: slice) -> Tensor:
-    """The bools of one of the `pieces`."""
-    part, count = packed[piece.start // 8 : packed_length(piece.stop)], piece.stop - piece.start
+def unpack_bits(packed: Tensor, chunk: slice) -> Tensor:
+    """The bools of one of the `chunks`."""
+    part, count = packed[chunk.start // 8 : bitmap_bytes(chunk.stop)], chunk.stop - chunk.start
     if packed.device.type == "cpu":
         flags = np.unpackbits(part.numpy(), count=count, bitorder=ORDER)
         return torch.from_numpy(flags).view(torch.bool)
-    return spread(part, count)
+    return unpack_bits_torch(part, count)
 
 
-def gathered(flags: Tensor) -> Tensor:
+def pack_bits_torch(flags: Tensor) -> Tensor:
     """`pack_bits` in torch ops."""
     missing = -len(flags) % 8
     if missing or flags.storage_offset() % 8:
@@ -54,7 +54,7 @@ def gathered(flags: Tensor) -> Tensor:
     return words.to(torch.uint8)
 
 
-def spread(packed: Tensor, count: int) -> Tensor:
+def unpack_bits_torch(packed: Tensor, count: int) -> Tensor:
     """The first `count` bools, in torch ops."""
     words = packed.to(torch.int64)
     words *= _SPREAD
@@ -63,7 +63,7 @@ def spread(packed: Tensor, count: int) -> Tensor:
     return words.view(torch.uint8)[:count].to(torch.bool)
 
 
-def places_of(flags: Tensor) -> Tensor:
+def true_indices(flags: Tensor) -> Tensor:
     """Where the bools are True."""
     if flags.device.type == "cpu":  # NumPy does it eight times as fast
         return torch.from_numpy(np.flatnonzero(flags.numpy()))

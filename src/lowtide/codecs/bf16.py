@@ -10,10 +10,10 @@ import math
 
 import torch
 
-from ._halves import Half
+from ._half_precision import HalfPrecision
 
 
-class BF16(Half):
+class BF16(HalfPrecision):
     """Each value as bfloat16."""
 
     name = "bf16"

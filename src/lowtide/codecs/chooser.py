@@ -26,17 +26,17 @@ from functools import lru_cache
 
 import torch
 
-from ._contract import PIECE, Codec, Encoded, Geometry, Tensor, as_bits, geometry_of, row_of, sample
+from ._base import CHUNK_ELEMENTS, Codec, Encoded, Geometry, Tensor, as_bits, geometry_of, row_of, sample
 from .names import resolve
 
 MIN_RATIO = 1.25
 MIN_SAVED_BYTES = 64 * 2**10
 MIN_BYTES_PER_SECOND = 100e6
-KINDS = 1024
-LOSSY_HANDICAP = 1.25
-SAME = 1.05
-TRUST = 3
-LOOK_AGAIN = 64
+MAX_CATEGORIES = 1024
+LOSSY_PENALTY = 1.25
+SIZE_TOLERANCE = 1.05
+MAX_FAILURES = 3
+RETRY_AFTER = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Measurement:
         return 1 / (1 / self.encode_bytes_per_second + 1 / self.decode_bytes_per_second)
 
     @property
-    def burden(self) -> float:
+    def score(self) -> float:
         """What is kept of each byte; lossy codecs have to be better by a fifth."""
-        return (1.0 if self.codec.exact else LOSSY_HANDICAP) / self.ratio
+        return (1.0 if self.codec.exact else LOSSY_PENALTY) / self.ratio
 
 
 class _Kind:
@@ -74,7 +74,7 @@ class _Kind:
         self.failures = 0 if place == 0 else self.failures + 1
 
     def stale(self) -> bool:
-        return self.failures >= self.patience if self.ranked else self.asked >= LOOK_AGAIN
+        return self.failures >= self.patience if self.ranked else self.asked >= RETRY_AFTER
 
 
 class Chooser:
@@ -87,13 +87,13 @@ class Chooser:
         min_ratio: float = MIN_RATIO,
         min_saved_bytes: int = MIN_SAVED_BYTES,
         min_bytes_per_second: float = MIN_BYTES_PER_SECOND,
-        kinds: int = KINDS,
+        max_categories: int = MAX_CATEGORIES,
     ) -> None:
         self.allowed = tuple(allowed)
         self.min_ratio = min_ratio
         self.min_saved_bytes = min_saved_bytes
         self.min_bytes_per_second = min_bytes_per_second
-        self._limit = kinds
+        self._max_categories = max_categories
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -143,7 +143,7 @@ class Chooser:
             return None
         look = glance(row_of(tensor, geometry.count))
         name = (key, geometry.dtype, geometry.nbytes.bit_length(), geometry.device.type, look)
-        patience = TRUST
+        patience = MAX_FAILURES
         with self._lock:
             known = self._kinds.get(name)
             if known is not None:
@@ -157,7 +157,7 @@ class Chooser:
         with self._lock:
             self._kinds[name] = kind
             self._kinds.move_to_end(name)
-            while len(self._kinds) > self._limit:
+            while len(self._kinds) > self._max_categories:
                 self._kinds.popitem(last=False)
         return kind
 
@@ -167,7 +167,7 @@ class Chooser:
         candidates = [codec for codec in self.allowed if codec.encode(few) is not None]
         if not candidates:
             return ()
-        more = sample(row, length=PIECE // 16)
+        more = sample(row, length=CHUNK_ELEMENTS // 16)
         found = (measure(codec, more) for codec in candidates)
         paying = [
             one
@@ -176,9 +176,9 @@ class Chooser:
             and self._pays(geometry.nbytes, one.ratio)
             and one.round_trip_bytes_per_second >= self.min_bytes_per_second
         ]
-        least = min((one.burden for one in paying), default=0.0) * SAME
+        least = min((one.score for one in paying), default=0.0) * SIZE_TOLERANCE
         # max: those about as small as the smallest are one class, and the fastest of it is first.
-        return tuple(sorted(paying, key=lambda one: (max(one.burden, least), -one.round_trip_bytes_per_second)))
+        return tuple(sorted(paying, key=lambda one: (max(one.score, least), -one.round_trip_bytes_per_second)))
 
 
 def measure(codec: Codec, tensor: Tensor, rounds: int = 2) -> Measurement | None:
@@ -219,19 +219,19 @@ def choose(tensor: Tensor, allowed: str | Sequence[str] | None = "exact", key: H
 
     What is measured is remembered for the process, for each set of allowed codecs.
     """
-    chooser = shared(allowed)
+    chooser = shared_chooser(allowed)
     return chooser.choose(tensor, key) if chooser is not None else None
 
 
-def shared(allowed: str | Sequence[str] | None) -> Chooser | None:
+def shared_chooser(allowed: str | Sequence[str] | None) -> Chooser | None:
     """The chooser among these codecs that the whole process uses; None where none is allowed.
 
     Measuring a kind of value takes as long as many ops, so that a chooser for each scope would cost more than it gives.
     """
     codecs = resolve(allowed)
-    return _shared(codecs) if codecs else None
+    return _cached_chooser(codecs) if codecs else None
 
 
 @lru_cache(maxsize=32)
-def _shared(allowed: tuple[Codec, ...]) -> Chooser:
+def _cached_chooser(allowed: tuple[Codec, ...]) -> Chooser:
     return Chooser(allowed)

@@ -7,7 +7,7 @@ constant only where its real and imaginary parts are the same.
 
 from __future__ import annotations
 
-from ._contract import Codec, Encoded, Packed, Tensor, as_bits, extremes, sample
+from ._base import Codec, Encoded, EncodedRow, Tensor, as_bits, extremes, sample
 
 
 class Constant(Codec):
@@ -16,13 +16,13 @@ class Constant(Codec):
     name = "constant"
     exact = True
 
-    def _pack(self, row: Tensor) -> Packed | None:
+    def _encode_row(self, row: Tensor) -> EncodedRow | None:
         bits = as_bits(row)
         for part in (bits[:64], sample(bits), bits):
             least, largest = extremes(part)
             if least != largest:
                 return None
-        return Packed((), (least,))
+        return EncodedRow((), (least,))
 
-    def _unpack(self, encoded: Encoded, row: Tensor) -> None:
+    def _decode_row(self, encoded: Encoded, row: Tensor) -> None:
         as_bits(row).fill_(encoded.scalars[0])

@@ -9,7 +9,7 @@ import torch
 
 from ..records import CodecCost, Trace
 from . import Codec, measure
-from ._contract import PIECE
+from ._base import CHUNK_ELEMENTS
 from .names import CODECS, resolve
 
 _SMALL, _LARGE = 2**14, 2**18  # elements
@@ -65,8 +65,8 @@ def measure_codec_cost(
         itemsize=dtype.itemsize,
         bits=size.bits,
         block_bytes=size.block_bytes,
-        work_bytes=size.work_bytes,
-        piece=PIECE,
+        work_bytes_per_element=size.work_bytes_per_element,
+        chunk_elements=CHUNK_ELEMENTS,
         compress_s=compress_s,
         compress_s_per_byte=compress_s_per_byte,
         decompress_s=decompress_s,

@@ -10,10 +10,10 @@ import math
 
 import torch
 
-from ._halves import Half
+from ._half_precision import HalfPrecision
 
 
-class FP16(Half):
+class FP16(HalfPrecision):
     """Each value as float16, all scaled by one power of two."""
 
     name = "fp16"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from ._blocks import Blockwise
-from ._contract import Tensor
+from ._base import Tensor
+from ._blockwise import Blockwise
 
 _TOP = 8  # the largest magnitude of a block is brought to 2⁷ … 2⁸, below the largest of e4m3, 448
 

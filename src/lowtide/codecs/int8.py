@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from ._blocks import Blockwise
-from ._contract import Tensor
+from ._base import Tensor
+from ._blockwise import Blockwise
 
 
 class Int8(Blockwise):

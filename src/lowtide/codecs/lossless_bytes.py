@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from .._errors import MissingPackageError
-from ._contract import Codec, Encoded, Packed, Tensor, sample
+from ._base import Codec, Encoded, EncodedRow, Tensor, sample
 
 _FRAME_BYTES = 16 * 2**20  # compressed at once; Blosc2 itself ends at 2 GiB
 _LEAST_RATIO = 1.05  # of the sample: with less it cannot be worth the work
@@ -40,7 +40,7 @@ class Bytes(Codec):
         """Whether the package is installed, without importing it."""
         return importlib.util.find_spec("blosc2") is not None
 
-    def _pack(self, row: Tensor) -> Packed | None:
+    def _encode_row(self, row: Tensor) -> EncodedRow | None:
         typesize = row.dtype.itemsize // (2 if row.dtype.is_complex else 1)
         part = _on_host(sample(row))
         if len(_compress(part, typesize)) * _LEAST_RATIO > len(part):
@@ -55,9 +55,9 @@ class Bytes(Codec):
         for end in reversed(ends):
             frame = frames.pop()
             kept.numpy()[end - len(frame) : end] = np.frombuffer(frame, dtype=np.uint8)
-        return Packed((kept,), ends)
+        return EncodedRow((kept,), ends)
 
-    def _unpack(self, encoded: Encoded, row: Tensor) -> None:
+    def _decode_row(self, encoded: Encoded, row: Tensor) -> None:
         blosc2 = _library()
         (kept,) = encoded.parts
         plain = row.view(torch.uint8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._errors import ArgumentError, MissingPackageError
-from ._contract import Codec, Encoded, Tensor
+from ._base import Codec, Encoded, Tensor
 from .bf16 import BF16
 from .constant import Constant
 from .fp8 import FP8

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ._contract import Codec, Encoded, Packed, Tensor, as_bits, extremes, pieces, sample
+from ._base import Codec, Encoded, EncodedRow, Tensor, as_bits, chunks, extremes, sample
 
 _WIDTHS = (torch.int8, torch.int16, torch.int32)
 _WIDE = (torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
@@ -24,7 +24,7 @@ class Narrow(Codec):
         """Integers of more than a byte."""
         return dtype in _WIDE
 
-    def _pack(self, row: Tensor) -> Packed | None:
+    def _encode_row(self, row: Tensor) -> EncodedRow | None:
         bits = as_bits(row)
         width = None
         for part in (sample(bits), bits):
@@ -36,16 +36,16 @@ class Narrow(Codec):
         # The middle is itself in the range, so no difference can overflow.
         middle = (low + high + 1) // 2
         kept = torch.empty(len(bits), dtype=width, device=bits.device)
-        for piece in pieces(len(bits)):
-            kept[piece] = bits[piece] - middle
-        return Packed((kept,), (middle,))
+        for chunk in chunks(len(bits)):
+            kept[chunk] = bits[chunk] - middle
+        return EncodedRow((kept,), (middle,))
 
-    def _unpack(self, encoded: Encoded, row: Tensor) -> None:
+    def _decode_row(self, encoded: Encoded, row: Tensor) -> None:
         (kept,) = encoded.parts
         (middle,) = encoded.scalars
         bits = as_bits(row)
-        for piece in pieces(len(bits)):
-            bits[piece].copy_(kept[piece]).add_(middle)
+        for chunk in chunks(len(bits)):
+            bits[chunk].copy_(kept[chunk]).add_(middle)
 
 
 def _width(distance: int, itemsize: int) -> torch.dtype | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from ._bitmap import pack_bits, packed_length, places_of, unpack_bits
-from ._contract import Codec, Encoded, Packed, Tensor, as_bits, index_dtype, pieces, sample
+from ._base import Codec, Encoded, EncodedRow, Tensor, as_bits, chunks, index_dtype, sample
+from ._bitmap import bitmap_bytes, pack_bits, true_indices, unpack_bits
 
 _MOST = 0.95  # of the sample: with more left than this it cannot be worth the work
 
@@ -22,14 +22,14 @@ class Sparse(Codec):
     name = "sparse"
     exact = True
 
-    def _pack(self, row: Tensor) -> Packed | None:
+    def _encode_row(self, row: Tensor) -> EncodedRow | None:
         bits = as_bits(row)
         part = sample(bits)
         if int(torch.count_nonzero(part)) > _MOST * len(part):
             return None
         count = int(torch.count_nonzero(bits))
         index = index_dtype(len(bits))
-        map_bytes = packed_length(len(bits))
+        map_bytes = bitmap_bytes(len(bits))
         if min(map_bytes, count * index.itemsize) + count * bits.dtype.itemsize >= bits.nbytes:
             return None
         kept = torch.empty(count, dtype=bits.dtype, device=bits.device)
@@ -38,26 +38,26 @@ class Sparse(Codec):
             count if indexed else map_bytes, dtype=index if indexed else torch.uint8, device=bits.device
         )
         done = 0
-        for piece in pieces(len(bits)):
-            flags = bits[piece].to(torch.bool)
-            here = places_of(flags)
-            torch.index_select(bits[piece], 0, here, out=kept[done : done + len(here)])
+        for chunk in chunks(len(bits)):
+            flags = bits[chunk].to(torch.bool)
+            here = true_indices(flags)
+            torch.index_select(bits[chunk], 0, here, out=kept[done : done + len(here)])
             if indexed:
-                torch.add(here, piece.start, out=where[done : done + len(here)])
+                torch.add(here, chunk.start, out=where[done : done + len(here)])
             else:
-                where[piece.start // 8 : packed_length(piece.stop)] = pack_bits(flags)
+                where[chunk.start // 8 : bitmap_bytes(chunk.stop)] = pack_bits(flags)
             done += len(here)
-        return Packed((kept, where))
+        return EncodedRow((kept, where))
 
-    def _unpack(self, encoded: Encoded, row: Tensor) -> None:
+    def _decode_row(self, encoded: Encoded, row: Tensor) -> None:
         kept, where = encoded.parts
         bits = as_bits(row).zero_()
         if where.dtype is not torch.uint8:
-            for piece in pieces(len(kept)):
-                bits.scatter_(0, where[piece].to(torch.int64), kept[piece])
+            for chunk in chunks(len(kept)):
+                bits.scatter_(0, where[chunk].to(torch.int64), kept[chunk])
             return
         done = 0
-        for piece in pieces(len(bits)):
-            here = places_of(unpack_bits(where, piece))
-            bits[piece].scatter_(0, here, kept[done : done + len(here)])
+        for chunk in chunks(len(bits)):
+            here = true_indices(unpack_bits(where, chunk))
+            bits[chunk].scatter_(0, here, kept[done : done + len(here)])
             done += len(here)

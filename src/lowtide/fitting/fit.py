@@ -17,7 +17,7 @@ from torch import nn
 
 from .._errors import ArgumentError
 from .._units import parse_bytes
-from ..codecs.chooser import shared
+from ..codecs.chooser import shared_chooser
 from ..codecs.names import resolve as resolve_codecs
 from ..engine.scopes import saving
 from ..engine.strategies.recording_costs import recording_costs
@@ -100,7 +100,7 @@ def fit(
     if plan is None:
         recording_costs()  # measured before the first step, so that its tensors do not count against the budget
     plan_cache = PlanCache(Path(cache)) if cache is not None else None
-    state = FittedModel(model, limit, optimizer, store, shared(codecs), plan, plan_cache, verify)
+    state = FittedModel(model, limit, optimizer, store, shared_chooser(codecs), plan, plan_cache, verify)
     registry.enter(model, state)
     return model
 

@@ -187,7 +187,7 @@ class Backward:
         codec_cost, nbytes = self.problem.codec_cost[v], self.problem.nbytes[v]
         if codec_cost is None:
             return self._fetch(v)
-        seconds, work = codec_cost.out_s(nbytes), codec_cost.workspace(nbytes)
+        seconds, work = codec_cost.decompression_s(nbytes), codec_cost.workspace_bytes(nbytes)
         self.extra_s += seconds
         self.store_wait_s += seconds
         self._goes_on(seconds)

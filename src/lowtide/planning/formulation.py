@@ -99,14 +99,14 @@ class Formulation:
         if problem.packed[op]:
             asked = [v for v in problem.moved(op) if problem.saved[v] and problem.last_ask[v] >= 0]
             trips = [
-                codec_cost.in_s(problem.nbytes[v]) + codec_cost.out_s(problem.nbytes[v])
+                codec_cost.compression_s(problem.nbytes[v]) + codec_cost.decompression_s(problem.nbytes[v])
                 for v in asked or problem.moved(op)
                 if (codec_cost := problem.codec_cost[v]) is not None
             ]
             return sum(trips) if asked else min(trips)
         assert link is not None
         moved = self._moved_bytes(op)
-        return link.slowed_s(moved) + min(link.in_s(moved), link.prefetch_s(moved))
+        return link.put_slowdown_s(moved) + min(link.blocking_fetch_s(moved), link.prefetch_slowdown_s(moved))
 
     def waiting_rows(self, rows: Rows, new: Callable[[], int]) -> list[tuple[int, float]]:
         """Forward hides as much writing, and backward as much reading ahead, as they take time themselves.
@@ -121,8 +121,8 @@ class Formulation:
             for j in range(problem.n_ops)
             if self.relevant[j] and problem.offloadable[j] and not problem.packed[j]
         }
-        writing = {j: link.out_s(nbytes) for j, nbytes in moved.items()}
-        reading = {j: link.reading_s(nbytes) for j, nbytes in moved.items() if link.prefetch_pays(nbytes)}
+        writing = {j: link.write_s(nbytes) for j, nbytes in moved.items()}
+        reading = {j: link.prefetch_read_s(nbytes) for j, nbytes in moved.items() if link.prefetch_pays(nbytes)}
         backward_s = sum(unpack.time_s for unpack in problem.trace.unpacks)
         replays = {self.r(j): 0.0 for j in range(problem.n_ops) if self.relevant[j]}
         for j in range(problem.n_ops):

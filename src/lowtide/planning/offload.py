@@ -51,17 +51,17 @@ def offload_times(
         for v in put_at[i]:
             codec_cost = problem.codec_cost[v]
             if codec_cost is not None:
-                packing_s = codec_cost.in_s(problem.nbytes[v])
+                packing_s = codec_cost.compression_s(problem.nbytes[v])
                 clock += packing_s
                 store_wait_s += packing_s
                 ends[v] = problem.natural_end[v]
                 due[problem.producer[v]] = problem.producer[v] + 1
                 continue
             assert link is not None
-            slowed_s = link.slowed_s(problem.nbytes[v])
+            slowed_s = link.put_slowdown_s(problem.nbytes[v])
             clock += slowed_s
             store_wait_s += slowed_s
-            written = max(written, clock) + link.out_s(problem.nbytes[v])
+            written = max(written, clock) + link.write_s(problem.nbytes[v])
             on_the_way.append((v, written))
         if on_the_way:
             # Whoever still reads a value holds it: those are among `live_bytes`.

@@ -55,9 +55,9 @@ class PrefetchQueue:
         """A value is read from now on: how much longer what runs beside that takes."""
         link, nbytes = self._problem.link, self._problem.nbytes[value]
         assert link is not None
-        self._now_s += link.prefetch_s(nbytes)
-        self._idle_s = self._read_by[value] = max(self._idle_s, self._now_s) + link.reading_s(nbytes)
-        return link.prefetch_s(nbytes)
+        self._now_s += link.prefetch_slowdown_s(nbytes)
+        self._idle_s = self._read_by[value] = max(self._idle_s, self._now_s) + link.prefetch_read_s(nbytes)
+        return link.prefetch_slowdown_s(nbytes)
 
     def fetch(self, value: int) -> float:
         """A value is needed: how long backward waits for it."""
@@ -65,7 +65,7 @@ class PrefetchQueue:
         assert link is not None
         read_by = self._read_by.pop(value, None)
         if read_by is None:
-            waits_s = link.in_s(self._problem.nbytes[value])
+            waits_s = link.blocking_fetch_s(self._problem.nbytes[value])
         else:
             waits_s = max(0.0, read_by - self._now_s)
         self._now_s += waits_s
@@ -104,7 +104,7 @@ def choose_prefetches(
     begin_by: dict[int, float] = {}
     soonest = float("inf")
     for op, some in reversed(fetched.items()):
-        reading_s = sum(link.reading_s(sizes[i]) for i in some)
+        reading_s = sum(link.prefetch_read_s(sizes[i]) for i in some)
         soonest = begin_by[op] = min(soonest, fetches[some[0]].own_s) - _CAUTION * reading_s
     chosen: dict[int, int] = {}
     for op, some in fetched.items():

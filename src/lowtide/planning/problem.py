@@ -80,7 +80,7 @@ class Problem:
         made = self.outputs[op]
         return (
             self.link is not None
-            and max((self.nbytes[v] for v in made), default=0) >= self.link.least_bytes
+            and max((self.nbytes[v] for v in made), default=0) >= self.link.min_bytes
             and not self.writes[op]
             and all(self._is_settled(v) for v in made)
         )

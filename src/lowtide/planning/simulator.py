@@ -250,7 +250,7 @@ class Simulator:
         for v in away:
             codec_cost = problem.codec_cost[v]
             if codec_cost is not None:  # from the moment it is made; packing takes some memory itself, for a moment
-                work = codec_cost.workspace(problem.nbytes[v])
+                work = codec_cost.workspace_bytes(problem.nbytes[v])
                 change[problem.producer[v] + 1] += problem.resting_bytes(v) + work
                 change[min(problem.producer[v] + 2, n + 1)] -= work
         np.add.at(change, self._makers, self._sizes)

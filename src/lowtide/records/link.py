@@ -13,7 +13,7 @@ class Link:
     """The store's: "disk"."""
     out_bytes_per_s: float
     in_bytes_per_s: float
-    least_bytes: int = 2**16
+    min_bytes: int = 2**16
     """A value of less is not worth a trip."""
     put_s: float = 0.0
     """What handing over one value takes, and what its writing takes from the ops beside it."""
@@ -28,26 +28,26 @@ class Link:
     max_prefetch_bytes: int = 2**62
     """The most that the store reads ahead of what is fetched."""
 
-    def out_s(self, nbytes: int) -> float:
+    def write_s(self, nbytes: int) -> float:
         """How long writing takes; ops go on meanwhile."""
         return nbytes / self.out_bytes_per_s
 
-    def slowed_s(self, nbytes: int) -> float:
+    def put_slowdown_s(self, nbytes: int) -> float:
         """How much longer ops take because a value is handed over and written beside them."""
         return self.put_s + nbytes * self.put_s_per_byte
 
-    def in_s(self, nbytes: int) -> float:
+    def blocking_fetch_s(self, nbytes: int) -> float:
         """How long reading takes where backward waits for it from beginning to end."""
         return self.fetch_s + nbytes / self.in_bytes_per_s
 
-    def reading_s(self, nbytes: int) -> float:
+    def prefetch_read_s(self, nbytes: int) -> float:
         """How long reading ahead takes; ops go on meanwhile."""
         return nbytes / (self.prefetch_bytes_per_s or self.in_bytes_per_s)
 
-    def prefetch_s(self, nbytes: int) -> float:
+    def prefetch_slowdown_s(self, nbytes: int) -> float:
         """How much longer ops take because a value is read beside them, and fetched then."""
         return self.prefetch_s_each + nbytes * self.prefetch_s_per_byte
 
     def prefetch_pays(self, nbytes: int) -> bool:
         """Whether reading ahead can be quicker than waiting."""
-        return self.prefetch_s(nbytes) < self.in_s(nbytes)
+        return self.prefetch_slowdown_s(nbytes) < self.blocking_fetch_s(nbytes)

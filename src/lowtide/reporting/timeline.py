@@ -2,7 +2,7 @@
 
 Made by following the simulator, so that the bytes of every moment add up to exactly what it counts. A trace
 knows the bytes of its values one by one; of everything else (parameters, gradients, optimizer state, what
-backward takes and gives back) only the sum. `KINDS` says how that sum is told apart, and how far.
+backward takes and gives back) only the sum. `CATEGORIES` says how that sum is told apart, and how far.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..records.plan import WHEN_BACKWARD_BEGINS
 
 Bytes = npt.NDArray[np.int64]
 
-KINDS = {
+CATEGORIES = {
     "parameters": "parameters, buffers and batch, as far as ops of forward read them",
     "gradients": "what backward takes beside values and does not give back before the step ends; an upper estimate",
     "kept": "values held from forward into backward, from the moment they are made",
@@ -31,17 +31,17 @@ KINDS = {
     "that the script itself holds into backward",
 }
 """By kind of bytes: what is counted there."""
-_PARAMETERS, _GRADIENTS, _KEPT, _RECOMPUTED, _TEMPORARY, _OTHER = range(len(KINDS))
+_PARAMETERS, _GRADIENTS, _KEPT, _RECOMPUTED, _TEMPORARY, _OTHER = range(len(CATEGORIES))
 
-FORWARD, REPLAY, UNPACKING, BACKWARD = "forward", "replay", "unpacking", "backward"
+FORWARD, REPLAY, DECOMPRESS, BACKWARD = "forward", "replay", "unpacking", "backward"
 
 
 @dataclass(frozen=True)
-class Moment:
+class Interval:
     """One op of forward, one replay, one value unpacked, or backward's own work after one ask."""
 
     phase: str
-    """`FORWARD`, `REPLAY`, `UNPACKING` or `BACKWARD`."""
+    """`FORWARD`, `REPLAY`, `DECOMPRESS` or `BACKWARD`."""
     op: int | None
     """The op that runs; in backward and unpacking the one that made the value, None for a value from outside."""
     unpack: int | None
@@ -52,15 +52,15 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """The moments of a step in order, with live bytes by kind and by module."""
+    """The intervals of a step in order, with live bytes by kind and by module."""
 
     trace: Trace
     keep: tuple[bool, ...]
     """By op, as the engine obeys the decisions."""
     simulation: Simulation
-    moments: tuple[Moment, ...]
-    kind_bytes: Bytes
-    """Moments × `KINDS`."""
+    intervals: tuple[Interval, ...]
+    category_bytes: Bytes
+    """Moments × `CATEGORIES`."""
     modules: tuple[str, ...]
     """Kinds of modules ("h.*.mlp"), in the order of forward."""
     module_bytes: Bytes
@@ -73,7 +73,7 @@ class Timeline:
     @property
     def live_bytes(self) -> Bytes:
         """By moment: everything."""
-        total: Bytes = self.kind_bytes.sum(axis=1)
+        total: Bytes = self.category_bytes.sum(axis=1)
         return total
 
     @property
@@ -84,16 +84,16 @@ class Timeline:
     @property
     def forward_s(self) -> float:
         """When forward ends."""
-        return max((m.start_s + m.duration_s for m in self.moments if m.phase == FORWARD), default=0.0)
+        return max((m.start_s + m.duration_s for m in self.intervals if m.phase == FORWARD), default=0.0)
 
     @property
     def duration_s(self) -> float:
         """Of the whole step."""
-        return self.moments[-1].start_s + self.moments[-1].duration_s if self.moments else 0.0
+        return self.intervals[-1].start_s + self.intervals[-1].duration_s if self.intervals else 0.0
 
     def describe(self, moment: int) -> str:
         """ "replay of aten.gelu.default in h.3.mlp" """
-        at = self.moments[moment]
+        at = self.intervals[moment]
         if at.op is None:
             return "backward, given something from outside"
         op = self.trace.ops[at.op]
@@ -101,13 +101,13 @@ class Timeline:
         words = {
             FORWARD: name,
             REPLAY: f"replay of {name}",
-            UNPACKING: f"unpacking what {name} made",
+            DECOMPRESS: f"unpacking what {name} made",
             BACKWARD: f"backward, given what {name} made",
         }
         return words[at.phase]
 
 
-def follow(
+def build_timeline(
     trace: Trace,
     keep: Sequence[bool],
     released: Iterable[int] = (),
@@ -133,17 +133,17 @@ def follow(
         prefetch_after=reads,
         watcher=census,
     )
-    kind_bytes = np.array(census.kind_rows, dtype=np.int64).reshape(len(census.moments), len(KINDS))
-    other_bytes = np.array([_other_bytes(trace, moment) for moment in census.moments], dtype=np.int64)
-    _split_other_bytes(trace, census.moments, other_bytes, kind_bytes)
+    category_bytes = np.array(census.category_rows, dtype=np.int64).reshape(len(census.intervals), len(CATEGORIES))
+    other_bytes = np.array([_other_bytes(trace, moment) for moment in census.intervals], dtype=np.int64)
+    _split_other_bytes(trace, census.intervals, other_bytes, category_bytes)
     return Timeline(
         trace=trace,
         keep=effective_decisions,
         simulation=simulation,
-        moments=tuple(census.moments),
-        kind_bytes=kind_bytes,
+        intervals=tuple(census.intervals),
+        category_bytes=category_bytes,
         modules=tuple(modules),
-        module_bytes=np.array(census.module_rows, dtype=np.int64).reshape(len(census.moments), len(modules)),
+        module_bytes=np.array(census.module_rows, dtype=np.int64).reshape(len(census.intervals), len(modules)),
         other_bytes=other_bytes,
         codec_costs=tuple(codec_costs),
     )
@@ -162,13 +162,13 @@ class _Census:
     ) -> None:
         problem = simulator.problem
         trace = problem.trace
-        self.moments: list[Moment] = []
-        self.kind_rows: list[Bytes] = []
+        self.intervals: list[Interval] = []
+        self.category_rows: list[Bytes] = []
         self.module_rows: list[Bytes] = []
         self._problem = problem
         self._module = [modules[module_pattern(op.module)] for op in trace.ops]
         self._ours = [_KEPT if producer >= 0 and keep[producer] else _RECOMPUTED for producer in problem.producer]
-        self._kinds = np.zeros(len(KINDS), dtype=np.int64)
+        self._kinds = np.zeros(len(CATEGORIES), dtype=np.int64)
         self._modules = np.zeros(len(modules), dtype=np.int64)
         self._now_s = 0.0
         timed_s = sum(op.time_s for op in trace.ops) + sum(unpack.time_s for unpack in trace.unpacks)
@@ -191,7 +191,7 @@ class _Census:
                     self._count(v, _TEMPORARY, 1)
                 else:
                     self._count(v, _KEPT if v in held else _OTHER, 1)
-            work = sum(p.workspace(problem.nbytes[v]) for v in fresh if (p := problem.codec_cost[v]) is not None)
+            work = sum(p.workspace_bytes(problem.nbytes[v]) for v in fresh if (p := problem.codec_cost[v]) is not None)
             for v in fresh:
                 self._hold(v, _KEPT, problem.resting_bytes(v))
             # What is read when backward begins is counted at the last op already, as its simulation does.
@@ -217,7 +217,7 @@ class _Census:
 
     def decompresses(self, unpack: int, value: int, seconds: float, scratch_bytes: int) -> None:
         """A value is unpacked."""
-        self._add(UNPACKING, self._problem.producer[value], unpack, seconds, scratch_bytes)
+        self._add(DECOMPRESS, self._problem.producer[value], unpack, seconds, scratch_bytes)
 
     def decompressed(self, value: int, compressed_bytes: int) -> None:
         """What was held of it goes."""
@@ -240,17 +240,17 @@ class _Census:
         self._modules[self._module[self._problem.producer[value]]] += nbytes
 
     def _add(self, phase: str, op: int | None, unpack: int | None, duration_s: float, scratch_bytes: int = 0) -> None:
-        self.moments.append(Moment(phase, op, unpack, self._now_s, duration_s))
+        self.intervals.append(Interval(phase, op, unpack, self._now_s, duration_s))
         self._now_s += duration_s
         kinds, modules = self._kinds.copy(), self._modules.copy()
         if op is not None:
             kinds[_TEMPORARY] += scratch_bytes
             modules[self._module[op]] += scratch_bytes
-        self.kind_rows.append(kinds)
+        self.category_rows.append(kinds)
         self.module_rows.append(modules)
 
 
-def _other_bytes(trace: Trace, moment: Moment) -> int:
+def _other_bytes(trace: Trace, moment: Interval) -> int:
     if moment.unpack is not None:
         unpack = trace.unpacks[moment.unpack]
         return unpack.other_bytes - (unpack.rise_bytes if moment.phase != BACKWARD else 0)
@@ -258,9 +258,9 @@ def _other_bytes(trace: Trace, moment: Moment) -> int:
     return trace.ops[moment.op].other_bytes
 
 
-def _split_other_bytes(trace: Trace, moments: list[Moment], other_bytes: Bytes, kind_bytes: Bytes) -> None:
-    """Add the bytes that are of no value to their kinds, as `KINDS` explains them."""
-    if not moments:
+def _split_other_bytes(trace: Trace, intervals: list[Interval], other_bytes: Bytes, category_bytes: Bytes) -> None:
+    """Add the bytes that are of no value to their kinds, as `CATEGORIES` explains them."""
+    if not intervals:
         return
     sources: dict[int, int] = {}
     for value in trace.values:
@@ -270,9 +270,9 @@ def _split_other_bytes(trace: Trace, moments: list[Moment], other_bytes: Bytes, 
     parameters = min(throughout, sum(sources.values()))
     # Never less from here to the end of the step: what is there now and stays.
     stays = np.minimum.accumulate(other_bytes[::-1])[::-1] - throughout
-    in_backward = np.array([moment.phase != FORWARD for moment in moments])
+    in_backward = np.array([moment.phase != FORWARD for moment in intervals])
     gradients = np.where(in_backward, stays, 0)
-    kind_bytes[:, _PARAMETERS] += parameters
-    kind_bytes[:, _OTHER] += throughout - parameters
-    kind_bytes[:, _GRADIENTS] += gradients
-    kind_bytes[:, _TEMPORARY] += other_bytes - throughout - gradients
+    category_bytes[:, _PARAMETERS] += parameters
+    category_bytes[:, _OTHER] += throughout - parameters
+    category_bytes[:, _GRADIENTS] += gradients
+    category_bytes[:, _TEMPORARY] += other_bytes - throughout - gradients

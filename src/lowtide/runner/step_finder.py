@@ -1,9 +1,10 @@
-"""Finding the training steps of a script that knows nothing of lowtide, and fitting the models that take them.
+"""Find the training steps of a script that does not use lowtide, and fit the models.
 
-A step begins with a call of a module with parameters to be trained, in training mode, with gradients enabled, and
-with no other module's call around it in this thread. Every call of a module passes through `nn.Module.__call__`,
-around which we stand: the models themselves get no hook and no attribute, and are copied and saved as ever. What
-is odd is left alone, with a warning: the script runs then as it would without us.
+A step begins with a call of a module that is in training mode and has trainable parameters, with gradients
+enabled, outside the call of any other module in the same thread.
+
+`StepFinder.install` wraps `nn.Module.__call__`. The models get no hooks and no attributes, so copies and pickles
+stay unchanged. A model that lowtide cannot handle is skipped with a warning and trains without a budget.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .._errors import BudgetError, LowtideWarning
-from ..codecs.chooser import shared
+from ..codecs.chooser import shared_chooser
 from ..engine.runtime import current_runtime
 from ..fitting import registry, steps
 from ..fitting.fitted_model import FittedModel
@@ -29,106 +30,115 @@ from ..stores.names import resolve as resolve_store
 from ..torch_compat import graph_task, only_traced, saving_hooks_allowed
 from .settings import Settings
 
-_MOST_PAST = 8  # models that are gone, of which all is remembered; of more only the counts
+_MAX_FREED_MODELS = 8
+"""Freed models whose plans and traces are retained for the summary. Doubled: more host memory in scripts that
+create many models, more models with full details in the summary."""
 
 
 class StepFinder:
-    """Stands around the calls of modules, and remembers what it has fitted."""
+    """Wraps `nn.Module.__call__` and fits each model at its first training step."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.fitted: list[tuple[str, FittedModel]] = []
-        """The name of each model's class, and what is known about it, in the order in which they were met."""
+        """Class name and state of each fitted model, in order of the first step."""
         self._store = resolve_store(settings.store)
-        self._chooser = shared(settings.codecs)
+        self._chooser = shared_chooser(settings.codecs)
         self._plan_cache = PlanCache(settings.cache) if settings.cache is not None else None
-        self._ours: set[FittedModel] = set()
-        self._left_alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._here = threading.local()
+        self._own: set[FittedModel] = set()
+        self._skipped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._thread = threading.local()
 
     def install(self) -> Callable[[], None]:
-        """From now on; what is returned undoes it."""
+        """Wrap `nn.Module.__call__`. Return a function that restores the original."""
         original = nn.Module.__call__
-        nn.Module.__call__ = self._around(original)  # type: ignore[method-assign]
+        nn.Module.__call__ = self._wrap(original)  # type: ignore[method-assign]
 
-        def undo() -> None:
+        def uninstall() -> None:
             nn.Module.__call__ = original  # type: ignore[method-assign]
 
-        return undo
+        return uninstall
 
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        here = self._here
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        thread = self._thread
 
         @functools.wraps(original)
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or getattr(here, "inside", False):
+            if torch.compiler.is_compiling() or getattr(thread, "in_call", False):
                 return original(module, *args, **kwargs)
-            state = self._begin(module, args, kwargs)
-            here.inside = True
+            fitted = self._begin_step(module, args, kwargs)
+            thread.in_call = True
             returned = False
             try:
                 out = original(module, *args, **kwargs)
                 returned = True
                 return out
             finally:
-                here.inside = False
-                if state is not None:
-                    state.after_forward(failed=not returned)
+                thread.in_call = False
+                if fitted is not None:
+                    fitted.after_forward(failed=not returned)
 
         return call
 
-    def _begin(self, model: nn.Module, args: Any, kwargs: Any) -> FittedModel | None:
-        """Begin a step, if this call does."""
+    def _begin_step(self, model: nn.Module, args: Any, kwargs: Any) -> FittedModel | None:
+        """Begin a step if this call is a training step. Return the state of the model, else None."""
         if not (model.training and torch.is_grad_enabled()):
             return None
         if graph_task() != -1:
-            return None  # inside a backward pass, where checkpoints call modules again
+            return None  # in a backward pass: torch.utils.checkpoint calls modules a second time
         if only_traced() or torch.jit.is_tracing() or not saving_hooks_allowed():  # type: ignore[attr-defined, no-untyped-call]
-            return None  # inside a transform of torch.func, or nothing is computed
+            return None  # fake tensors, jit tracing, torch.func transforms
         try:
-            state = self._state_of(model)
-            if state is not None:
-                state.before_forward(model, args, kwargs)
+            fitted = self._fitted_model(model)
+            if fitted is not None:
+                fitted.before_forward(model, args, kwargs)
         except BudgetError:
             raise
         except Exception as error:
-            self._leave_alone(model, f"{type(error).__name__}: {error}")
+            self._skip(model, f"{type(error).__name__}: {error}")
             return None
-        return state
+        return fitted
 
-    def _state_of(self, model: nn.Module) -> FittedModel | None:
-        """What is known about a model whose calls are steps; None for other modules."""
+    def _fitted_model(self, model: nn.Module) -> FittedModel | None:
+        """Return the state of the model, fitted now if needed. Return None if its calls are not steps."""
         if registry.is_fitted(model):
-            state = registry.state_of(model)
-            return state if state in self._ours else None  # or the script has fitted it by itself
-        if current_runtime().current_recorder() is not None or steps.is_in_forward() or model in self._left_alone:
-            return None  # the former two: part of a step that has begun
+            fitted = registry.state_of(model)
+            return fitted if fitted in self._own else None  # the script may call lowtide.fit itself
+        if current_runtime().current_recorder() is not None or steps.is_in_forward():
+            return None  # part of a step that another model has begun
+        if model in self._skipped:
+            return None
         parameters = list(model.parameters())
         if not any(p.requires_grad for p in parameters):
             return None
         if any(is_lazy(p) or p.is_meta for p in parameters):
-            return None  # not yet what it will be
+            return None  # not initialised yet
         if any(hasattr(p, "full_tensor") for p in parameters):
-            self._leave_alone(model, "its parameters are sharded (FSDP, DTensor), which lowtide run does not cover yet")
+            self._skip(model, "lowtide run does not support sharded parameters (FSDP, DTensor) yet")
             return None
         return self._fit(model)
 
     def _fit(self, model: nn.Module) -> FittedModel:
-        limit = self.settings.budget_bytes
-        state = FittedModel(model, limit, None, self._store, self._chooser, None, self._plan_cache, verify=True)
-        registry.enter(model, state, hooked=False)
-        self.fitted.append((type(model).__name__, state))
-        self._ours.add(state)
-        past = [state for _, state in self.fitted if state.is_gone]
-        for old in past[:-_MOST_PAST]:
-            old.families.clear()
-        return state
-
-    def _leave_alone(self, model: nn.Module, why: str) -> None:
-        registry.leave(model)
-        self._left_alone.add(model)
-        warnings.warn(
-            f"{type(model).__name__} trains without a budget, as it would without lowtide: {why}",
-            LowtideWarning,
-            stacklevel=4,
+        fitted = FittedModel(
+            model,
+            self.settings.budget_bytes,
+            optimizer=None,
+            store=self._store,
+            chooser=self._chooser,
+            plan=None,
+            plan_cache=self._plan_cache,
+            verify=True,
         )
+        registry.enter(model, fitted, hooked=False)
+        self.fitted.append((type(model).__name__, fitted))
+        self._own.add(fitted)
+        freed = [other for _, other in self.fitted if other.is_gone]
+        for other in freed[:-_MAX_FREED_MODELS]:
+            other.families.clear()
+        return fitted
+
+    def _skip(self, model: nn.Module, reason: str) -> None:
+        """Run the model without lowtide from now on, and warn once."""
+        registry.leave(model)
+        self._skipped.add(model)
+        warnings.warn(f"{type(model).__name__} trains without a budget: {reason}", LowtideWarning, stacklevel=4)

@@ -7,7 +7,7 @@ MemoryDouble is for tests. They store tensors and know nothing of plans.
 from __future__ import annotations
 
 from .._errors import DamagedValueError, StoreError
-from ._contract import Store, StoreStats, Ticket
+from ._base import Store, StoreStats, Ticket
 from ._timeline import Span
 from .device import DeviceStore
 from .disk import DiskStore

@@ -9,7 +9,7 @@ import enum
 
 import torch
 
-from ._contract import Entry
+from ._base import Entry
 from ._geometry import Geometry
 from ._spill_file import Written
 
@@ -38,11 +38,11 @@ class Read:
 class DiskEntry(Entry):
     """A value that is in memory (`tensor`), on the disk (`written`), or lost because it was changed (`harmed`)."""
 
-    __slots__ = ("harmed", "in_flight", "read", "readers", "writing", "written")
+    __slots__ = ("damage", "in_flight", "read", "readers", "writing", "written")
 
     def __init__(self, name: str, geometry: Geometry, tensor: torch.Tensor) -> None:
         super().__init__(name, geometry, tensor)
-        self.harmed: str | None = None
+        self.damage: str | None = None
         self.in_flight = 0  # what it counts against the bound
         self.writing = False
         self.written: Written | None = None

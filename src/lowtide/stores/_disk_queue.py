@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from .._errors import StoreError
-from ._contract import StoreStats
+from ._base import StoreStats
 from ._disk_entry import DiskEntry, Read, State
 from ._geometry import bytes_of
 from ._io_threads import IoThreads
@@ -40,13 +40,13 @@ class DiskQueue:
         self.max_in_flight_bytes = max_in_flight_bytes
         self.max_prefetch_bytes = max_prefetch_bytes
         self.closed = False
-        self.mishap: str | None = None  # why the first write failed, until somebody has been told
+        self.write_error: str | None = None  # why the first write failed, until somebody has been told
         self._lock = threading.Lock()
-        self._waiters = Waiters()  # of those who wait; see `_until`
+        self._waiters = Waiters()  # of those who wait; see `_wait_until`
         self._entries: set[DiskEntry] = set()
-        self._forgotten: deque[DiskEntry] = deque()
+        self._collected: deque[DiskEntry] = deque()
         self._deferred = DeferredFrees()
-        self._wanted: dict[DiskEntry, None] = {}  # in the order of the hints
+        self._prefetch_queue: dict[DiskEntry, None] = {}  # in the order of the hints
         self._fetching = 0  # threads reading in `fetch`
         self._in_flight = self._peak_in_flight = self._ahead = self._peak_ahead = 0
         self._left = 0  # of what was in flight: written or dropped
@@ -80,10 +80,10 @@ class DiskQueue:
         def gone() -> bool:
             return (entry.tensor is None and not entry.writing) or entry.fell_back or entry.dropped
 
-        self._put_wait += self._until(enter, "wait for write", nbytes, entry.name)
+        self._put_wait += self._wait_until(enter, "wait for write", nbytes, entry.name)
         self._writers.submit(partial(self._write, entry))
         if not waits:
-            self._put_wait += self._until(gone, "wait for write", nbytes, entry.name)
+            self._put_wait += self._wait_until(gone, "wait for write", nbytes, entry.name)
 
     def fetch(self, entry: DiskEntry) -> torch.Tensor:
         """The value in memory: what is still there, or was read ahead, or is read now."""
@@ -98,11 +98,11 @@ class DiskQueue:
             read = entry.read
             if read is not None and read.state is State.RUNNING:
                 return False
-            self._wanted.pop(entry, None)
+            self._prefetch_queue.pop(entry, None)
             tensor, entry.read = entry.tensor, None
-            harm = entry.harmed if tensor is None else entry.harm(tensor)
-            if harm is not None:
-                raise entry.damaged(harm)
+            damage = entry.damage if tensor is None else entry.find_damage(tensor)
+            if damage is not None:
+                raise entry.damaged_error(damage)
             done = tensor is not None
             if read is not None:
                 done = read.state is State.DONE
@@ -121,8 +121,8 @@ class DiskQueue:
             return True
 
         try:
-            self._fetch_wait += self._until(take, "wait for read", entry.nbytes, entry.name)
-            self._go_ahead()  # first, to be read while this one is
+            self._fetch_wait += self._wait_until(take, "wait for read", entry.nbytes, entry.name)
+            self._start_prefetches()  # first, to be read while this one is
             # A prefetch that failed comes here too, and is told what is wrong if it still is.
             if tensor is None:
                 tensor = entry.geometry.empty()
@@ -154,22 +154,22 @@ class DiskQueue:
         """Read `entry` ahead as soon as there is room and its turn has come."""
         with self._deferred, self._lock:
             self._check(entry)
-            if entry.read is not None or entry.fell_back or entry.harmed or entry.nbytes > self.max_prefetch_bytes:
+            if entry.read is not None or entry.fell_back or entry.damage or entry.nbytes > self.max_prefetch_bytes:
                 return
-            self._wanted[entry] = None
-        self._go_ahead()
+            self._prefetch_queue[entry] = None
+        self._start_prefetches()
 
     def drop(self, entry: DiskEntry) -> None:
         """Forget `entry`; what a thread is busy with is given back when it is through."""
         with self._deferred, self._lock:
             self._discard(entry)
-        if self._wanted:
-            self._go_ahead()
+        if self._prefetch_queue:
+            self._start_prefetches()
 
-    def forget(self, entry: DiskEntry) -> None:
+    def ticket_collected(self, entry: DiskEntry) -> None:
         """Drop `entry` without a lock: its memory now, the rest when somebody has the lock."""
         if not self.closed:
-            self._forgotten.append(entry)  # first: an interrupt here loses what comes after it
+            self._collected.append(entry)  # first: an interrupt here loses what comes after it
         entry.dropped = True  # ends a write at its next block
         entry.tensor = None
         read = entry.read
@@ -178,22 +178,22 @@ class DiskQueue:
         if not self.closed:
             self._readers.submit(self._tidy)
 
-    def settle(self, nbytes: int) -> int:
+    def drain(self, nbytes: int) -> int:
         """Wait until `nbytes` of what is in flight have left, or nothing is in flight; how many have left."""
         with self._deferred, self._lock:
-            self._sweep()  # which counts what is gone already
+            self._drop_collected()  # which counts what is gone already
             before = self._left
-        self._until(lambda: self._left - before >= nbytes or self._in_flight == 0, "wait for write", nbytes)
+        self._wait_until(lambda: self._left - before >= nbytes or self._in_flight == 0, "wait for write", nbytes)
         return self._left - before
 
     def flush(self) -> None:
         """Wait until nothing is waiting to be written."""
-        self._until(lambda: self._in_flight == 0, "wait for write", self._in_flight)
+        self._wait_until(lambda: self._in_flight == 0, "wait for write", self._in_flight)
 
     def stats(self) -> StoreStats:
         """The counts, all of one moment."""
         with self._deferred, self._lock:
-            self._sweep()
+            self._drop_collected()
             return StoreStats(
                 tier="disk",
                 values=len(self._entries),
@@ -203,8 +203,8 @@ class DiskQueue:
                 fetched_bytes=self._fetched,
                 in_flight_bytes=self._in_flight,
                 peak_in_flight_bytes=self._peak_in_flight,
-                ahead_bytes=self._ahead,
-                peak_ahead_bytes=self._peak_ahead,
+                prefetched_bytes=self._ahead,
+                peak_prefetched_bytes=self._peak_ahead,
                 prefetch_hits=self._hits,
                 put_wait_seconds=self._put_wait,
                 fetch_wait_seconds=self._fetch_wait,
@@ -231,12 +231,12 @@ class DiskQueue:
                 self._deferred.add(entry.tensor, entry.read)
                 entry.tensor = entry.read = None
             self._entries.clear()
-            self._wanted.clear()
+            self._prefetch_queue.clear()
             self._stored = self._kept = self._in_flight = self._ahead = 0
         if not self._fetching:  # else it is closed with the last who holds it
             self.file.close()
 
-    def abandon(self) -> None:
+    def close_in_fork(self) -> None:
         """Close the file in a forked child, where the threads are not and the locks may be held for ever."""
         self.closed = True
         self.file.close()
@@ -248,40 +248,40 @@ class DiskQueue:
 
     def _write(self, entry: DiskEntry) -> None:
         with self._deferred, self._lock:
-            self._sweep()
+            self._drop_collected()
             tensor = entry.tensor
             if entry.dropped or self.closed or tensor is None:
                 return
             entry.writing = True
         written: Written | None = None
-        mishap: str | None = None
-        harm = entry.harm(tensor)
+        write_error: str | None = None
+        damage = entry.find_damage(tensor)
         try:
-            if harm is None:
+            if damage is None:
                 with self.timeline.span("write", entry.nbytes, entry.name):
                     written = self.file.write(bytes_of(tensor), stop=lambda: entry.dropped or self.closed)
-                harm = entry.harm(tensor)
+                damage = entry.find_damage(tensor)
         except Stopped:
             pass
         except BaseException as error:
-            mishap = f"{type(error).__name__}: {error}"
+            write_error = f"{type(error).__name__}: {error}"
         del tensor
-        self._wrote(entry, written, harm, mishap)
+        self._wrote(entry, written, damage, write_error)
 
-    def _wrote(self, entry: DiskEntry, written: Written | None, harm: str | None, mishap: str | None) -> None:
+    def _wrote(self, entry: DiskEntry, written: Written | None, damage: str | None, write_error: str | None) -> None:
         with self._deferred, self._lock:
             entry.written = written
-            entry.harmed = harm
-            if entry.dropped or harm is not None:
+            entry.damage = damage
+            if entry.dropped or damage is not None:
                 self._release(entry)
-            elif mishap is not None:
+            elif write_error is not None:
                 entry.fell_back = True
                 self._kept += entry.nbytes
                 self._fallbacks += 1
                 if self._fallbacks == 1:
-                    self.mishap = mishap
+                    self.write_error = write_error
             tensor = None
-            if written is not None or harm is not None:
+            if written is not None or damage is not None:
                 tensor, entry.tensor = entry.tensor, None
         del tensor
         with self._deferred, self._lock:  # only now it has left
@@ -310,7 +310,7 @@ class DiskQueue:
             self._left += entry.in_flight
             entry.in_flight = 0
         self._entries.remove(entry)
-        self._wanted.pop(entry, None)
+        self._prefetch_queue.pop(entry, None)
         self._deferred.add(entry.tensor)
         entry.tensor = None
         read, entry.read = entry.read, None
@@ -329,14 +329,14 @@ class DiskQueue:
     def _tidy(self) -> None:
         """Drop what was forgotten, and have everybody who waits look again."""
         with self._deferred, self._lock:
-            self._sweep()
+            self._drop_collected()
             self._waiters.notify_all()
 
-    def _go_ahead(self) -> None:
+    def _start_prefetches(self) -> None:
         """Begin the reads whose turn it is and for which there is room."""
         begun: list[tuple[DiskEntry, Read]] = []
         with self._deferred, self._lock:
-            for entry in self._wanted:
+            for entry in self._prefetch_queue:
                 if entry.written is None:
                     continue  # still in memory, which is as good
                 if self._ahead + entry.nbytes > self.max_prefetch_bytes:
@@ -346,7 +346,7 @@ class DiskQueue:
                 entry.read = Read()
                 begun.append((entry, entry.read))
             for entry, _ in begun:
-                del self._wanted[entry]
+                del self._prefetch_queue[entry]
         while begun:
             entry, read = begun[0]
             try:
@@ -416,12 +416,12 @@ class DiskQueue:
         if self.closed or entry.dropped:
             raise StoreError(f"{entry} was dropped, or its store closed, by another thread while it was used")
 
-    def _sweep(self) -> None:
-        while self._forgotten:
-            self._discard(self._forgotten[0])
-            self._forgotten.popleft()
+    def _drop_collected(self) -> None:
+        while self._collected:
+            self._discard(self._collected[0])
+            self._collected.popleft()
 
-    def _until(self, attempt: Callable[[], bool], kind: Kind, nbytes: int, name: str = "") -> float:
+    def _wait_until(self, attempt: Callable[[], bool], kind: Kind, nbytes: int, name: str = "") -> float:
         """Make an `attempt`, with the lock, whenever something has changed, until it is one; the seconds waited.
 
         Nothing is held in between, so that an interrupt (which comes while one waits) finds all in order. A condition
@@ -433,7 +433,7 @@ class DiskQueue:
                 if self.closed:
                     raise StoreError("the disk store was closed by another thread while this one waited for it")
                 self.check_threads()
-                self._sweep()
+                self._drop_collected()
                 if attempt():
                     break
                 if self._writers.has_current() or self._readers.has_current():

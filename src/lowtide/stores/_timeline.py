@@ -43,12 +43,12 @@ class Timeline:
     """Spans, if they are wanted."""
 
     def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
+        self._prefetch_queue = wanted
         self._spans: deque[Span] = deque(maxlen=LIMIT)
 
     def add(self, kind: Kind, start_seconds: float, nbytes: int, name: str = "") -> None:
         """Note what began at `start_seconds` and ends now."""
-        if self._wanted:
+        if self._prefetch_queue:
             self._spans.append(Span(kind, start_seconds, time.perf_counter(), nbytes, name))
 
     @contextmanager

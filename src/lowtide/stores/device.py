@@ -12,7 +12,7 @@ from collections import deque
 import torch
 
 from .._errors import StoreError
-from ._contract import Entry, Store, StoreStats, Ticket
+from ._base import Entry, Store, StoreStats, Ticket
 from ._geometry import geometry_of
 
 
@@ -24,7 +24,7 @@ class DeviceStore(Store):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: set[Entry] = set()
-        self._forgotten: deque[Entry] = deque()
+        self._collected: deque[Entry] = deque()
         self._put_bytes = self._fetched_bytes = self._stored_bytes = 0
         self._closed = False
 
@@ -39,7 +39,7 @@ class DeviceStore(Store):
         # With its history it could hold whoever holds the ticket, and would never be freed.
         entry = Entry(name, geometry_of(tensor), tensor.detach() if tensor.requires_grad else tensor)
         with self._lock:
-            self._sweep()
+            self._drop_collected()
             self._entries.add(entry)
             self._put_bytes += entry.nbytes
             self._stored_bytes += entry.nbytes
@@ -47,29 +47,29 @@ class DeviceStore(Store):
 
     def fetch(self, ticket: Ticket) -> torch.Tensor:
         """The tensor itself."""
-        entry = self._entry_of(ticket)
+        entry = self._live_entry(ticket)
         with self._lock:
             tensor = entry.tensor
             if tensor is None:
                 raise StoreError(f"{entry} was dropped, or its store closed, by another thread while it was fetched")
             self._fetched_bytes += entry.nbytes
-        harm = entry.harm(tensor)
-        if harm is not None:
-            raise entry.damaged(harm)
+        damage = entry.find_damage(tensor)
+        if damage is not None:
+            raise entry.damaged_error(damage)
         return tensor
 
     def drop(self, ticket: Ticket) -> None:
         """Let go of the tensor."""
-        entry = self._own(ticket)
+        entry = self._owned_entry(ticket)
         with self._lock:
-            self._sweep()
+            self._drop_collected()
             freed = self._remove(entry)
         del freed  # without the lock
 
     def stats(self) -> StoreStats:
         """What happened until now."""
         with self._lock:
-            self._sweep()
+            self._drop_collected()
             return StoreStats(
                 tier=self.tier,
                 values=len(self._entries),
@@ -86,13 +86,13 @@ class DeviceStore(Store):
             freed = [self._remove(entry) for entry in list(self._entries)]
         del freed
 
-    def _forget(self, entry: Entry) -> None:
+    def _ticket_collected(self, entry: Entry) -> None:
         entry.tensor = None  # at once; the counts follow when somebody has the lock
-        self._forgotten.append(entry)
+        self._collected.append(entry)
 
-    def _sweep(self) -> None:
-        while self._forgotten:
-            self._remove(self._forgotten.popleft())
+    def _drop_collected(self) -> None:
+        while self._collected:
+            self._remove(self._collected.popleft())
 
     def _remove(self, entry: Entry) -> torch.Tensor | None:
         """Forget `entry`; its tensor, to be freed without the lock."""

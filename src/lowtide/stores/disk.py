@@ -27,7 +27,7 @@ import torch
 
 from .._errors import ArgumentError, LowtideWarning, StoreError
 from .._units import parse_bytes
-from ._contract import Entry, Store, StoreStats, Ticket
+from ._base import Entry, Store, StoreStats, Ticket
 from ._disk_entry import DiskEntry
 from ._disk_queue import DiskQueue
 from ._geometry import Geometry, geometry_of
@@ -68,23 +68,23 @@ class DiskStore(Store):
         if threads < 1:
             raise ArgumentError(f"a disk store needs at least one thread, not {threads}")
         self._pid = os.getpid()
-        self._spooler = DiskQueue(SpillFile(directory), threads, in_flight, ahead, Timeline(record_timeline))
-        self._end = weakref.finalize(self, _end, self._spooler, self._pid)
+        self._queue = DiskQueue(SpillFile(directory), threads, in_flight, ahead, Timeline(record_timeline))
+        self._end = weakref.finalize(self, _end, self._queue, self._pid)
 
     @property
     def directory(self) -> str:
         """Where the spill file is, without a name."""
-        return self._spooler.file.directory
+        return self._queue.file.directory
 
     @property
     def max_prefetch_bytes(self) -> int:
         """The most that is read ahead of what is fetched."""
-        return self._spooler.max_prefetch_bytes
+        return self._queue.max_prefetch_bytes
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._spooler.closed
+        return self._queue.closed
 
     def put(self, tensor: torch.Tensor, name: str = "") -> Ticket:
         """Have `tensor` written in the background, once there is room in the queue.
@@ -93,7 +93,7 @@ class DiskStore(Store):
         """
         self._check_process()
         self._check_open()
-        self._tell()
+        self._report_background_errors()
         geometry = geometry_of(tensor)
         if tensor.device != _CPU:
             held = geometry._replace(device=_CPU).empty().copy_(tensor)
@@ -102,26 +102,26 @@ class DiskStore(Store):
         entry = DiskEntry(name, geometry._replace(device=_CPU), held)
         ticket = _DiskTicket(self, entry, geometry)
         del held
-        self._spooler.put(entry)
-        self._tell()
+        self._queue.put(entry)
+        self._report_background_errors()
         return ticket
 
     def fetch(self, ticket: Ticket) -> torch.Tensor:
         """The value: from memory if it is still, or already, there; else it is read now."""
-        entry = self._entry_of(ticket)
+        entry = self._live_entry(ticket)
         geometry = cast(_DiskTicket, ticket).geometry
-        tensor = self._spooler.fetch(entry)
+        tensor = self._queue.fetch(entry)
         return tensor if geometry.device == _CPU else geometry.empty().copy_(tensor)
 
     def is_resident(self, ticket: Ticket) -> bool:
         """Whether the value is still, or already, in memory."""
-        entry = self._entry_of(ticket)
-        return cast(_DiskTicket, ticket).geometry.device == _CPU and self._spooler.is_resident(entry)
+        entry = self._live_entry(ticket)
+        return cast(_DiskTicket, ticket).geometry.device == _CPU and self._queue.is_resident(entry)
 
     def bytes_to_fetch(self, ticket: Ticket) -> int:
         """What `fetch` would newly take: nothing also for what is being read ahead, whose memory is there."""
-        entry = self._entry_of(ticket)
-        there = cast(_DiskTicket, ticket).geometry.device == _CPU and self._spooler.has_memory(entry)
+        entry = self._live_entry(ticket)
+        there = cast(_DiskTicket, ticket).geometry.device == _CPU and self._queue.has_memory(entry)
         return 0 if there else entry.nbytes
 
     def prefetch(self, ticket: Ticket) -> None:
@@ -129,52 +129,52 @@ class DiskStore(Store):
 
         A value larger than `max_prefetch_bytes` is not read ahead.
         """
-        self._spooler.prefetch(self._entry_of(ticket))
+        self._queue.prefetch(self._live_entry(ticket))
 
     def drop(self, ticket: Ticket) -> None:
         """Forget the value. A write that has not begun is not done."""
-        entry = self._own(ticket)
+        entry = self._owned_entry(ticket)
         self._check_process()
-        self._spooler.drop(cast(DiskEntry, entry))
+        self._queue.drop(cast(DiskEntry, entry))
 
-    def settle(self, nbytes: int) -> int:
+    def drain(self, nbytes: int) -> int:
         """Wait until `nbytes` of what waits to be written have left memory, or nothing waits; how many did."""
         self._check_process()
         self._check_open()
-        left = self._spooler.settle(nbytes)
-        self._tell()
+        left = self._queue.drain(nbytes)
+        self._report_background_errors()
         return left
 
     def flush(self) -> None:
         """Wait until everything put is on the disk, or has fallen back to memory."""
         self._check_process()
         self._check_open()
-        self._spooler.flush()
-        self._tell()
+        self._queue.flush()
+        self._report_background_errors()
 
     def timeline(self) -> tuple[Span, ...]:
         """What was recorded until now, in the order in which it ended. Also after `close`."""
-        return self._spooler.timeline.spans()
+        return self._queue.timeline.spans()
 
     def stats(self) -> StoreStats:
         """What happened until now."""
         self._check_process()
-        return self._spooler.stats()
+        return self._queue.stats()
 
     def close(self) -> None:
         """Stop the threads, at the latest after the block each is at, and give the disk back."""
         self._end()
         if os.getpid() == self._pid:
-            self._tell()
+            self._report_background_errors()
 
-    def _forget(self, entry: Entry) -> None:
+    def _ticket_collected(self, entry: Entry) -> None:
         if os.getpid() == self._pid:
-            self._spooler.forget(cast(DiskEntry, entry))
+            self._queue.ticket_collected(cast(DiskEntry, entry))
 
-    def _entry_of(self, ticket: Ticket) -> DiskEntry:
+    def _live_entry(self, ticket: Ticket) -> DiskEntry:
         self._check_process()
-        entry = super()._entry_of(ticket)
-        self._tell()
+        entry = super()._live_entry(ticket)
+        self._report_background_errors()
         return cast(DiskEntry, entry)
 
     def _check_process(self) -> None:
@@ -184,13 +184,13 @@ class DiskStore(Store):
                 "its threads are not here. Make a store in each process"
             )
 
-    def _tell(self) -> None:
+    def _report_background_errors(self) -> None:
         """Say, in the caller's thread, what happened in the background."""
-        self._spooler.check_threads()
-        mishap, self._spooler.mishap = self._spooler.mishap, None
-        if mishap is not None:
+        self._queue.check_threads()
+        write_error, self._queue.write_error = self._queue.write_error, None
+        if write_error is not None:
             warnings.warn(
-                f"a write to the spill file in {self.directory} failed ({mishap}). Nothing is lost: such values stay "
+                f"a write to the spill file in {self.directory} failed ({write_error}). Nothing is lost: such values stay "
                 "in memory, which will be short of what was planned. Free some space there, or pass directory= on "
                 "a larger disk",
                 LowtideWarning,
@@ -212,4 +212,4 @@ def _end(queue: DiskQueue, pid: int) -> None:
     if os.getpid() == pid:
         queue.shut_down()
     else:
-        queue.abandon()
+        queue.close_in_fork()

@@ -19,7 +19,7 @@ import torch
 
 from .._errors import ArgumentError, StoreError
 from .._units import parse_bytes
-from ._contract import Entry, Store, StoreStats, Ticket
+from ._base import Entry, Store, StoreStats, Ticket
 from ._geometry import Geometry, geometry_of
 
 
@@ -120,9 +120,9 @@ class HostStore(Store):
         self._copies = copies if copies is not None else AcceleratorCopies()
         self._lock = threading.RLock()  # what sees memory being taken or freed may come back here
         self._entries: set[_HostEntry] = set()
-        self._forgotten: deque[_HostEntry] = deque()
+        self._collected: deque[_HostEntry] = deque()
         self._leaving: deque[tuple[Copy, int]] = deque()  # oldest first
-        self._wanted: dict[_HostEntry, None] = {}
+        self._prefetch_queue: dict[_HostEntry, None] = {}
         self._closed = False
         self._stats = StoreStats(self.tier, 0, 0, 0, 0, 0)
 
@@ -144,7 +144,7 @@ class HostStore(Store):
         entry = _HostEntry(name, geometry, self._copies.pinned(geometry))
         ticket = Ticket(self, entry)
         with self._lock:
-            self._sweep()
+            self._drop_collected()
             waited = self._make_room(entry.nbytes)
             assert entry.host is not None
             entry.outgoing = self._copies.start(entry.host, source)
@@ -165,14 +165,15 @@ class HostStore(Store):
 
     def fetch(self, ticket: Ticket) -> torch.Tensor:
         """The value on its device, ready for what the caller queues next."""
-        entry = self._host_entry_of(ticket)
+        entry = self._live_host_entry(ticket)
         with self._lock:
-            self._wanted.pop(entry, None)
+            self._prefetch_queue.pop(entry, None)
             if entry.ahead is None:
                 self._bring(entry)
             else:
                 self._count(
-                    prefetch_hits=self._stats.prefetch_hits + 1, ahead_bytes=self._stats.ahead_bytes - entry.nbytes
+                    prefetch_hits=self._stats.prefetch_hits + 1,
+                    prefetched_bytes=self._stats.prefetched_bytes - entry.nbytes,
                 )
             tensor, entry.ahead = entry.ahead, None
             incoming, entry.incoming = entry.incoming, None
@@ -180,45 +181,45 @@ class HostStore(Store):
             assert incoming is not None
             incoming.order()
             self._count(fetched_bytes=self._stats.fetched_bytes + entry.nbytes)
-            self._go_ahead()
+            self._start_prefetches()
         return tensor
 
     def is_resident(self, ticket: Ticket) -> bool:
         """Whether the value is back on its device, or on its way there."""
-        return self._host_entry_of(ticket).ahead is not None
+        return self._live_host_entry(ticket).ahead is not None
 
-    def settle(self, nbytes: int) -> int:
+    def drain(self, nbytes: int) -> int:
         """Wait for the oldest copies on their way to the host, until `nbytes` have left the device."""
         self._check_open()
         with self._lock:
-            self._sweep()
+            self._drop_collected()
             before = self._stats.in_flight_bytes
             while self._leaving and before - self._stats.in_flight_bytes < nbytes:
                 self._leaving[0][0].wait()
-                self._sweep()
+                self._drop_collected()
             return max(0, before - self._stats.in_flight_bytes)
 
     def prefetch(self, ticket: Ticket) -> None:
         """Start copying the value back when its turn has come and there is room."""
-        entry = self._host_entry_of(ticket)
+        entry = self._live_host_entry(ticket)
         with self._lock:
             if entry.ahead is None and entry.nbytes <= self._max_ahead:
-                self._wanted[entry] = None
-                self._go_ahead()
+                self._prefetch_queue[entry] = None
+                self._start_prefetches()
 
     def drop(self, ticket: Ticket) -> None:
         """Forget the value."""
-        entry = self._own(ticket)
+        entry = self._owned_entry(ticket)
         with self._lock:
-            self._sweep()
+            self._drop_collected()
             if isinstance(entry, _HostEntry):
                 self._remove(entry)
 
     def stats(self) -> StoreStats:
         """What happened until now."""
         with self._lock:
-            self._sweep()
-            in_flight, ahead = self._stats.in_flight_bytes, self._stats.ahead_bytes
+            self._drop_collected()
+            in_flight, ahead = self._stats.in_flight_bytes, self._stats.prefetched_bytes
             return dataclasses.replace(self._stats, values=len(self._entries), resident_bytes=in_flight + ahead)
 
     def close(self) -> None:
@@ -229,14 +230,14 @@ class HostStore(Store):
                 self._remove(entry)
             while self._leaving:
                 self._leaving[0][0].wait()
-                self._sweep()
+                self._drop_collected()
 
-    def _forget(self, entry: Entry) -> None:
+    def _ticket_collected(self, entry: Entry) -> None:
         if isinstance(entry, _HostEntry):
-            self._forgotten.append(entry)
+            self._collected.append(entry)
 
-    def _host_entry_of(self, ticket: Ticket) -> _HostEntry:
-        entry = self._entry_of(ticket)
+    def _live_host_entry(self, ticket: Ticket) -> _HostEntry:
+        entry = self._live_entry(ticket)
         assert isinstance(entry, _HostEntry)
         return entry
 
@@ -248,7 +249,7 @@ class HostStore(Store):
         started = time.perf_counter()
         while self._leaving and self._stats.in_flight_bytes + nbytes > self._max_in_flight:
             self._leaving[0][0].wait()
-            self._sweep()
+            self._drop_collected()
         return time.perf_counter() - started
 
     def _bring(self, entry: _HostEntry) -> None:
@@ -260,35 +261,35 @@ class HostStore(Store):
         entry.incoming = self._copies.start(ahead, entry.host)
         entry.ahead = ahead
 
-    def _go_ahead(self) -> None:
-        while self._wanted:
-            entry = next(iter(self._wanted))
-            if self._stats.ahead_bytes + entry.nbytes > self._max_ahead:
+    def _start_prefetches(self) -> None:
+        while self._prefetch_queue:
+            entry = next(iter(self._prefetch_queue))
+            if self._stats.prefetched_bytes + entry.nbytes > self._max_ahead:
                 return
-            del self._wanted[entry]
+            del self._prefetch_queue[entry]
             try:
                 self._bring(entry)
             except (RuntimeError, MemoryError):
                 continue  # no memory for a hint
-            ahead = self._stats.ahead_bytes + entry.nbytes
-            self._count(ahead_bytes=ahead, peak_ahead_bytes=max(self._stats.peak_ahead_bytes, ahead))
+            ahead = self._stats.prefetched_bytes + entry.nbytes
+            self._count(prefetched_bytes=ahead, peak_prefetched_bytes=max(self._stats.peak_prefetched_bytes, ahead))
 
-    def _sweep(self) -> None:
+    def _drop_collected(self) -> None:
         """Let go of what has ended and of what nobody holds."""
         while self._leaving and self._leaving[0][0].done():
             _, nbytes = self._leaving.popleft()
             self._count(in_flight_bytes=self._stats.in_flight_bytes - nbytes)
-        while self._forgotten:
-            self._remove(self._forgotten.popleft())
+        while self._collected:
+            self._remove(self._collected.popleft())
 
     def _remove(self, entry: _HostEntry) -> None:
         if entry not in self._entries:  # or its put failed
             return
         entry.dropped = True
         self._entries.remove(entry)
-        self._wanted.pop(entry, None)
+        self._prefetch_queue.pop(entry, None)
         if entry.ahead is not None:
-            self._count(ahead_bytes=self._stats.ahead_bytes - entry.nbytes)
+            self._count(prefetched_bytes=self._stats.prefetched_bytes - entry.nbytes)
         for copy in (entry.outgoing, entry.incoming):
             if copy is not None and not copy.done():
                 copy.wait()  # host memory must not be reused under a copy

@@ -13,7 +13,7 @@ import warnings
 import torch
 
 from .._errors import DamagedValueError, LowtideWarning
-from ._contract import Entry, StoreStats, Ticket
+from ._base import Entry, StoreStats, Ticket
 from .device import DeviceStore
 
 
@@ -68,7 +68,7 @@ class MemoryDouble(DeviceStore):
 
     def is_resident(self, ticket: Ticket) -> bool:
         """Only what was refused: copies count as being elsewhere."""
-        return self._entry_of(ticket).fell_back
+        return self._live_entry(ticket).fell_back
 
     def prefetch(self, ticket: Ticket) -> None:
         """Note the hint."""
@@ -84,7 +84,7 @@ class MemoryDouble(DeviceStore):
 
     def damage(self, ticket: Ticket) -> None:
         """Have every fetch of `ticket` raise from now on."""
-        self._damaged.add(id(self._entry_of(ticket)))
+        self._damaged.add(id(self._live_entry(ticket)))
 
     def _remove(self, entry: Entry) -> torch.Tensor | None:
         self._damaged.discard(id(entry))

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 
 from .._errors import ArgumentError
-from ._contract import Store
+from ._base import Store
 from .device import DeviceStore
 from .disk import DiskStore
 from .host import HostStore

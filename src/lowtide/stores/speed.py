@@ -59,13 +59,13 @@ def measure_store(store: Store, nbytes: str | int = "64 MiB", *, device: torch.d
     tickets: list[Ticket] = []
     try:
         tickets.append(store.put(value, "a measurement"))
-        store.settle(size)
+        store.drain(size)
         store.fetch(tickets[0])  # the first time is dearer
         start = _now(device)
         tickets.extend(store.put(value, "a measurement") for _ in range(-(-total // size)))
-        store.settle(len(tickets) * size)
+        store.drain(len(tickets) * size)
         middle = _now(device)
-        moved = _those_written(store, tickets[1:])
+        moved = _written_tickets(store, tickets[1:])
         back = _now(device)
         for ticket in reversed(moved):
             store.fetch(ticket)
@@ -110,9 +110,9 @@ def measure_transfer_costs(store: Store, *, device: torch.device | None = None) 
     if device is None:
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
     work = _Work(device)
-    rounds = [_round(store, size, work, device) for _ in range(_ROUNDS) for size in _TRIP_BYTES]
+    rounds = [_round(store, size, work, device) for _ in range(_ROUNDS) for size in _SAMPLE_BYTES]
     alone_s = min(one.alone_s for one in rounds)
-    small, large = (rounds[k :: len(_TRIP_BYTES)] for k in range(len(_TRIP_BYTES)))
+    small, large = (rounds[k :: len(_SAMPLE_BYTES)] for k in range(len(_SAMPLE_BYTES)))
     put_s, put_s_per_byte = _line(*((min(one.put_s for one in some) - alone_s) / VALUES for some in (small, large)))
     fetch_s, fetch_s_per_byte = _line(*(min(one.fetch_s for one in some) for some in (small, large)))
     prefetch_s, prefetch_s_per_byte = _line(*(min(one.prefetch_s for one in some) for some in (small, large)))
@@ -121,7 +121,7 @@ def measure_transfer_costs(store: Store, *, device: torch.device | None = None) 
         put_s_per_byte=put_s_per_byte,
         fetch_s=fetch_s,
         fetch_bytes_per_s=1 / max(1e-12, fetch_s_per_byte),
-        prefetch_bytes_per_s=_TRIP_BYTES[1] / max(_CLOCK_S, min(one.reading_s for one in large)),
+        prefetch_bytes_per_s=_SAMPLE_BYTES[1] / max(_CLOCK_S, min(one.reading_s for one in large)),
         prefetch_s_each=prefetch_s,
         prefetch_s_per_byte=prefetch_s_per_byte,
     )
@@ -129,7 +129,7 @@ def measure_transfer_costs(store: Store, *, device: torch.device | None = None) 
 
 _OPS_A_VALUE, _ROUNDS = 4, 5
 _MOST_OPS = 400  # beside reads that never end: a tenth of a second
-_TRIP_BYTES = (2**17, 2**20)
+_SAMPLE_BYTES = (2**17, 2**20)
 
 
 class _Work:
@@ -169,7 +169,7 @@ class _Round:
 def _line(small_s: float, large_s: float) -> tuple[float, float]:
     """What a small and a large value took: what each takes, and each byte."""
     small_s, large_s = max(0.0, small_s), max(0.0, large_s)
-    small, large = _TRIP_BYTES
+    small, large = _SAMPLE_BYTES
     per_byte = max(0.0, (large_s - small_s) / (large - small))
     return max(0.0, small_s - small * per_byte), per_byte
 
@@ -194,8 +194,8 @@ def _round(store: Store, size: int, work: _Work, device: torch.device) -> _Round
         del value
         put = _now(device)
         values.clear()
-        store.settle(VALUES * size)
-        moved = _those_written(store, tickets)
+        store.drain(VALUES * size)
+        moved = _written_tickets(store, tickets)
         back = _now(device)
         for ticket in reversed(moved):
             store.fetch(ticket)
@@ -236,7 +236,7 @@ def _read_ahead(store: Store, tickets: list[Ticket], work: _Work, device: torch.
     return (read - middle) / len(tickets), taken_s / len(tickets)
 
 
-def _those_written(store: Store, tickets: list[Ticket]) -> list[Ticket]:
+def _written_tickets(store: Store, tickets: list[Ticket]) -> list[Ticket]:
     written = [ticket for ticket in tickets if not ticket.fell_back]
     if not written:
         raise StoreError(f"the {store.tier} store cannot be measured, because its writes fail: see its warning")

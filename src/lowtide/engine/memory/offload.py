@@ -56,7 +56,7 @@ class Offloading:
     def settle(self, nbytes: int) -> None:
         """Wait until `nbytes` of evicted values are written and their memory is free."""
         with self._waiting_time():
-            self.store.settle(nbytes)
+            self.store.drain(nbytes)
         self.update()
 
     def in_flight_bytes(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...codecs import CODECS, Chooser, Encoded, decode
-from ...codecs._contract import PIECE
+from ...codecs._base import CHUNK_ELEMENTS
 from ...stores import Store, Ticket
 from ..values.value import Tensor
 
@@ -92,7 +92,7 @@ class StorePlacement:
     def wait_until_written(self) -> None:
         """Wait until the put memory is free, or the write has failed."""
         while not self.ticket.fell_back and self.store.is_resident(self.ticket):
-            if not self.store.settle(self.ticket.nbytes):
+            if not self.store.drain(self.ticket.nbytes):
                 return  # nothing is being written any more
 
 
@@ -153,4 +153,4 @@ def put_by_choice(chooser: Chooser, row: Tensor, op_name: str) -> CompressedPlac
 
 def codec_workspace(nbytes: int) -> int:
     """Return the bytes that a codec may allocate in addition to its result."""
-    return min(4 * nbytes, 16 * PIECE)
+    return min(4 * nbytes, 16 * CHUNK_ELEMENTS)

@@ -9,7 +9,7 @@ import torch
 
 from ..._errors import ArgumentError
 from ..._units import parse_bytes
-from ...codecs.chooser import shared
+from ...codecs.chooser import shared_chooser
 from ...stores import Store
 from ...stores.names import resolve as resolve_store
 from ..memory.budget import MemoryBudget
@@ -48,7 +48,7 @@ class budget:  # noqa: N801  (used like a function: `with budget("2 GiB"):`)
     ) -> None:
         self.limit_bytes = parse_bytes(limit)
         self._store = resolve_store(stores)
-        self._chooser = shared(codecs)
+        self._chooser = shared_chooser(codecs)
         self._scope: RecordingScope | None = None
 
     def __enter__(self) -> budget:

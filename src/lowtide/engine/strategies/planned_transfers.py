@@ -163,4 +163,4 @@ class PlannedTransfers:
 def _workspace(placement: CompressedPlacement | None, value: Value, codecs: list[CodecCost]) -> int:
     """Return the bytes that the codec allocated in addition."""
     used = (cost for cost in codecs if placement is not None and cost.codec == placement.encoded.codec)
-    return max((cost.workspace(value.nbytes) for cost in used), default=0)
+    return max((cost.workspace_bytes(value.nbytes) for cost in used), default=0)

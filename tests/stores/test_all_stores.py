@@ -163,7 +163,7 @@ def test_threads_do_not_disturb_each_other(store: Store) -> None:
         thread.join()
     assert not errors
     stats = store.stats()
-    assert (stats.values, stats.stored_bytes, stats.ahead_bytes) == (0, 0, 0)
+    assert (stats.values, stats.stored_bytes, stats.prefetched_bytes) == (0, 0, 0)
 
 
 VERBS = st.lists(

@@ -47,9 +47,9 @@ class StoreStats:
     in_flight_bytes: int = 0
     """Bytes put and not yet written."""
     peak_in_flight_bytes: int = 0
-    ahead_bytes: int = 0
+    prefetched_bytes: int = 0
     """Bytes read ahead (or being read) and not yet fetched."""
-    peak_ahead_bytes: int = 0
+    peak_prefetched_bytes: int = 0
     prefetch_hits: int = 0
     """Fetches that found their value read, or being read, because of `prefetch`."""
     put_wait_seconds: float = 0.0
@@ -87,7 +87,7 @@ class Entry:
         self.tensor = tensor
         self.version = _version(tensor)
 
-    def harm(self, tensor: torch.Tensor) -> str | None:
+    def find_damage(self, tensor: torch.Tensor) -> str | None:
         """What was done to `tensor`, the value in memory, since it was put; None if nothing was."""
         if self.nbytes and tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize:  # counted from null
             return "its memory was given back after it was put, by resizing its storage"
@@ -95,9 +95,9 @@ class Entry:
             return "it was changed in place after it was put, while it was still in memory"
         return None
 
-    def damaged(self, harm: str) -> DamagedValueError:
+    def damaged_error(self, damage: str) -> DamagedValueError:
         """The error for a value in memory that is no longer what was put."""
-        return DamagedValueError(f"{self} is damaged: {harm}. Put a copy of what will be changed, or put it later")
+        return DamagedValueError(f"{self} is damaged: {damage}. Put a copy of what will be changed, or put it later")
 
     def __str__(self) -> str:
         return f"{self.name!r} ({self.geometry})" if self.name else f"a value ({self.geometry})"
@@ -140,7 +140,7 @@ class Ticket:
         # Half made, or the interpreter is going: then there is nothing to give back.
         with contextlib.suppress(AttributeError, TypeError):
             if not self._entry.dropped:
-                self._store._forget(self._entry)
+                self._store._ticket_collected(self._entry)
 
 
 class Store(ABC):
@@ -161,7 +161,7 @@ class Store(ABC):
 
         Of this moment: a value that was put goes when it has been written.
         """
-        return self._entry_of(ticket).tensor is not None
+        return self._live_entry(ticket).tensor is not None
 
     def bytes_to_fetch(self, ticket: Ticket) -> int:
         """How much memory, on the value's device, `fetch` would newly take for it now; 0 where it is resident."""
@@ -172,14 +172,14 @@ class Store(ABC):
 
         A hint: a tier that gains nothing by it only checks the ticket.
         """
-        self._entry_of(ticket)
+        self._live_entry(ticket)
 
     @property
     def max_prefetch_bytes(self) -> int:
         """The most that `prefetch` has in memory before it is fetched; 0 for a tier that gains nothing by it."""
         return 0
 
-    def settle(self, nbytes: int) -> int:
+    def drain(self, nbytes: int) -> int:
         """Wait until `nbytes` of what was put and is still in memory have left it; how many bytes did.
 
         Fewer if nothing is on its way any more, as with a tier where nothing ever is. A value that cannot be
@@ -201,7 +201,7 @@ class Store(ABC):
         """Give everything back; all tickets are void. A second time does nothing."""
 
     @abstractmethod
-    def _forget(self, entry: Entry) -> None:
+    def _ticket_collected(self, entry: Entry) -> None:
         """The ticket is gone. Called by the garbage collector, anywhere: takes no lock that others hold."""
 
     @property
@@ -221,15 +221,15 @@ class Store(ABC):
         if self.closed:
             raise StoreError(f"this {self.tier} store is closed, and what it held is gone: make a new one")
 
-    def _own(self, ticket: Ticket) -> Entry:
+    def _owned_entry(self, ticket: Ticket) -> Entry:
         """What is behind `ticket`, if it is one of this store's."""
         if ticket._store is not self:
             raise ArgumentError(f"{ticket!r} belongs to another store: fetch and drop it there")
         return ticket._entry
 
-    def _entry_of(self, ticket: Ticket) -> Entry:
+    def _live_entry(self, ticket: Ticket) -> Entry:
         """What is behind `ticket`, if it can still be fetched."""
-        entry = self._own(ticket)
+        entry = self._owned_entry(ticket)
         self._check_open()
         if entry.dropped:
             raise ArgumentError(f"{entry} was dropped from the {self.tier} store: fetch before dropping")

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from ._contract import Codec, Encoded, FixedSize, Packed, Tensor, index_dtype, pieces
+from ._base import Codec, Encoded, EncodedRow, FixedSize, Tensor, chunks, index_dtype
 
 BLOCK = 64
 
@@ -40,10 +40,12 @@ class Blockwise(Codec):
         """A byte a value and a scale a block."""
         if dtype not in _REALS or dtype.is_complex:
             return None
-        work_bytes = 4 * _REALS[dtype][1].itemsize
-        return FixedSize(bits=8, block_bytes=self.scale_dtype(dtype).itemsize, work_bytes=work_bytes)
+        work_bytes_per_element = 4 * _REALS[dtype][1].itemsize
+        return FixedSize(
+            bits=8, block_bytes=self.scale_dtype(dtype).itemsize, work_bytes_per_element=work_bytes_per_element
+        )
 
-    def _pack(self, row: Tensor) -> Packed | None:
+    def _encode_row(self, row: Tensor) -> EncodedRow | None:
         real, work = _REALS[row.dtype]
         values = row.view(real)
         count = len(values)
@@ -51,35 +53,35 @@ class Blockwise(Codec):
         scales = torch.empty(-(-count // BLOCK), dtype=self.scale_dtype(real), device=row.device)
         places: list[Tensor] = []
         odd: list[Tensor] = []
-        for piece in pieces(count):
-            blocks = _in_blocks(values[piece], work)
+        for chunk in chunks(count):
+            blocks = _in_blocks(values[chunk], work)
             largest = blocks.abs().amax(1)
             if not bool(largest.isfinite().all()):
-                here = (~values[piece].isfinite()).nonzero().squeeze(1)
-                places.append((here + piece.start).to(index_dtype(count)))
-                odd.append(values[piece][here])
+                here = (~values[chunk].isfinite()).nonzero().squeeze(1)
+                places.append((here + chunk.start).to(index_dtype(count)))
+                odd.append(values[chunk][here])
                 if sum(map(len, places)) * 4 >= count:  # more than is saved; do not pile up the rest
                     return None
                 blocks = torch.where(blocks.isfinite(), blocks, 0)
                 largest = blocks.abs().amax(1)
-            first = piece.start // BLOCK
+            first = chunk.start // BLOCK
             code, scale = self.quantise(blocks, largest)
-            codes[piece] = code.view(-1)[: piece.stop - piece.start]
+            codes[chunk] = code.view(-1)[: chunk.stop - chunk.start]
             scales[first : first + len(scale)] = scale
         rest = (torch.cat(places), torch.cat(odd)) if places else ()
-        return Packed((codes, scales, *rest))
+        return EncodedRow((codes, scales, *rest))
 
-    def _unpack(self, encoded: Encoded, row: Tensor) -> None:
+    def _decode_row(self, encoded: Encoded, row: Tensor) -> None:
         real, work = _REALS[row.dtype]
         codes, scales, *rest = encoded.parts
         values = row.view(real)
         finite = torch.finfo(real)
-        for piece in pieces(len(values)):
-            blocks = _in_blocks(self.widen(codes[piece]), work)
-            first = piece.start // BLOCK
+        for chunk in chunks(len(values)):
+            blocks = _in_blocks(self.widen(codes[chunk]), work)
+            first = chunk.start // BLOCK
             blocks = self.restore(blocks, scales[first : first + len(blocks)])
             # Rounding up in the last binade would overflow; infinities proper come below.
-            values[piece] = blocks.view(-1)[: piece.stop - piece.start].clamp_(finite.min, finite.max)
+            values[chunk] = blocks.view(-1)[: chunk.stop - chunk.start].clamp_(finite.min, finite.max)
         if rest:
             places, odd = rest
             values[places.to(torch.int64)] = odd

@@ -5,7 +5,7 @@ or None where it does not apply or would not be smaller. Decoding makes a new te
 strides and device. Exact codecs give back every bit, also of NaNs, negative zeros and subnormal numbers;
 lossy ones state their error bound. The tensor given is never modified, and nothing of it is held afterwards.
 
-Encoding and decoding work through the memory in pieces, so that what they take beside the result is a few
+Encoding and decoding work through the memory in chunks, so that what they take beside the result is a few
 MiB, whatever the size (`bytes`: its result once more): they run when memory is short. Subclasses only see one row
 of elements in memory order. All is in torch ops, or NumPy's where those
 are quicker on a CPU, so it runs where the tensor is; only a CPU has been tried.
@@ -26,7 +26,7 @@ from .._errors import ArgumentError
 
 Tensor = torch.Tensor
 
-PIECE = 2**18  # elements in one piece: a multiple of every block, and small enough for a cache
+CHUNK_ELEMENTS = 2**18  # elements in one chunk: a multiple of every block, and small enough for a cache
 SCALAR_BYTES = 8
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
@@ -56,11 +56,11 @@ class FixedSize(NamedTuple):
     """For each element."""
     block_bytes: int = 0
     """More for every 64 of them."""
-    work_bytes: int = 0
-    """For each element of a piece, while it encodes or decodes; more where values are near the ends of their range."""
+    work_bytes_per_element: int = 0
+    """For each element of a chunk, while it encodes or decodes; more where values are near the ends of their range."""
 
 
-class Packed(NamedTuple):
+class EncodedRow(NamedTuple):
     """What a subclass makes of a row."""
 
     parts: tuple[Tensor, ...]
@@ -102,7 +102,7 @@ class Codec(ABC):
         geometry = geometry_of(tensor)
         if geometry is None or not self.accepts(geometry.dtype):
             return None
-        packed = self._pack(row_of(tensor, geometry.count))
+        packed = self._encode_row(row_of(tensor, geometry.count))
         if packed is None:
             return None
         encoded = Encoded(self.name, packed.parts, packed.scalars, geometry)
@@ -114,7 +114,7 @@ class Codec(ABC):
             raise ArgumentError(f"this was encoded by {encoded.codec!r} and cannot be decoded by {self.name!r}")
         geometry = encoded.geometry
         tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=geometry.device)
-        self._unpack(encoded, row_of(tensor, geometry.count))
+        self._decode_row(encoded, row_of(tensor, geometry.count))
         return tensor
 
     def accepts(self, dtype: torch.dtype) -> bool:
@@ -129,11 +129,11 @@ class Codec(ABC):
         return None
 
     @abstractmethod
-    def _pack(self, row: Tensor) -> Packed | None:
+    def _encode_row(self, row: Tensor) -> EncodedRow | None:
         """The elements in memory order, at least one, packed; they must not be written."""
 
     @abstractmethod
-    def _unpack(self, encoded: Encoded, row: Tensor) -> None:
+    def _decode_row(self, encoded: Encoded, row: Tensor) -> None:
         """Write the elements into `row`."""
 
     def __repr__(self) -> str:
@@ -176,10 +176,10 @@ def as_bits(row: Tensor) -> Tensor:
     return row.view(_BITS[row.dtype.itemsize])
 
 
-def pieces(count: int) -> Iterator[slice]:
-    """The row, piece by piece."""
-    for start in range(0, count, PIECE):
-        yield slice(start, min(start + PIECE, count))
+def chunks(count: int) -> Iterator[slice]:
+    """The row, chunk by chunk."""
+    for start in range(0, count, CHUNK_ELEMENTS):
+        yield slice(start, min(start + CHUNK_ELEMENTS, count))
 
 
 def sample(row: Tensor, parts: int = 16, length: int = 1024) -> Tensor:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from lowtide import LowtideError
 from lowtide.codecs import CODECS, Codec, Encoded, decode
-from lowtide.codecs._contract import PIECE
+from lowtide.codecs._base import CHUNK_ELEMENTS
 from lowtide.profiling.peak_meter import PeakMeter
 
 from .tensors import DTYPES, from_bytes, laid_out, memory, same, tensors
@@ -30,7 +30,7 @@ def named(codecs: list[Codec]) -> pytest.MarkDecorator:
 
 
 # For each codec, a row that it must be able to make smaller.
-SUITS: dict[str, Callable[[int], torch.Tensor]] = {
+SUITABLE: dict[str, Callable[[int], torch.Tensor]] = {
     "constant": lambda n: torch.full((n,), float("nan")),
     "mask": lambda n: (torch.arange(n) % 3 == 0).float() / 0.9,
     "narrow": lambda n: torch.arange(n) % 50257,
@@ -74,7 +74,7 @@ def encoded_by(codec: Codec, tensor: torch.Tensor) -> Encoded:
 
 
 def test_there_is_a_row_for_every_codec() -> None:
-    assert SUITS.keys() == CODECS.keys()
+    assert SUITABLE.keys() == CODECS.keys()
 
 
 @named(ALL)
@@ -85,8 +85,8 @@ def test_lossy_codecs_state_their_bound_and_exact_ones_have_none(codec: Codec) -
 
 @named(ALL)
 def test_what_suits_a_codec_becomes_smaller_and_comes_back(codec: Codec) -> None:
-    for count in (1000, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 37):
-        check_round_trip(codec, SUITS[codec.name](count))
+    for count in (1000, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 2 * CHUNK_ELEMENTS + 37):
+        check_round_trip(codec, SUITABLE[codec.name](count))
 
 
 def check_round_trip(codec: Codec, tensor: torch.Tensor) -> None:
@@ -109,7 +109,7 @@ def check_round_trip(codec: Codec, tensor: torch.Tensor) -> None:
 def test_layouts_come_back(codec: Codec) -> None:
     channels_last = (0, 2, 3, 1)
     for order in (channels_last, (3, 2, 1, 0), (1, 0, 3, 2)):
-        tensor = laid_out(SUITS[codec.name](4 * 3 * 16 * 16), (4, 3, 16, 16), order, offset=5)
+        tensor = laid_out(SUITABLE[codec.name](4 * 3 * 16 * 16), (4, 3, 16, 16), order, offset=5)
         assert tensor.is_contiguous(memory_format=torch.channels_last) == (order == channels_last)
         back = decode(encoded_by(codec, tensor))
         assert (back.shape, back.stride()) == (tensor.shape, tensor.stride())
@@ -119,14 +119,14 @@ def test_layouts_come_back(codec: Codec) -> None:
 
 @named(ALL)
 def test_a_dimension_of_one_keeps_its_odd_stride(codec: Codec) -> None:
-    tensor = SUITS[codec.name](4096).as_strided((64, 1, 64), (64, 7, 1))
+    tensor = SUITABLE[codec.name](4096).as_strided((64, 1, 64), (64, 7, 1))
     assert encoded_by(codec, tensor).geometry.stride == (64, 7, 1)
     assert decode(encoded_by(codec, tensor)).stride() == (64, 7, 1)
 
 
 @named(ALL)
 def test_nothing_of_the_tensor_is_held(codec: Codec) -> None:
-    tensor = SUITS[codec.name](5000)
+    tensor = SUITABLE[codec.name](5000)
     gone = weakref.ref(tensor.untyped_storage())
     encoded = encoded_by(codec, tensor)
     del tensor
@@ -139,7 +139,7 @@ def test_nothing_of_the_tensor_is_held(codec: Codec) -> None:
 
 @named(ALL)
 def test_parameters_and_graphs_do_not_matter(codec: Codec) -> None:
-    row = SUITS[codec.name](4096)
+    row = SUITABLE[codec.name](4096)
     parameter = torch.nn.Parameter(row, requires_grad=row.is_floating_point())
     back = decode(encoded_by(codec, parameter))
     assert not back.requires_grad
@@ -150,7 +150,7 @@ def test_parameters_and_graphs_do_not_matter(codec: Codec) -> None:
 
 @named(ALL)
 def test_what_has_no_plain_memory_is_left_alone(codec: Codec) -> None:
-    row = SUITS[codec.name](4096)
+    row = SUITABLE[codec.name](4096)
 
     class Odd(torch.Tensor):
         pass
@@ -171,7 +171,7 @@ def test_what_has_no_plain_memory_is_left_alone(codec: Codec) -> None:
 
 @named(ALL)
 def test_a_default_device_does_not_matter(codec: Codec) -> None:
-    row = SUITS[codec.name](4096)
+    row = SUITABLE[codec.name](4096)
     with torch.device("meta"):
         back = decode(encoded_by(codec, row))
     assert back.device == row.device
@@ -180,12 +180,12 @@ def test_a_default_device_does_not_matter(codec: Codec) -> None:
 
 @named(ALL)
 def test_encoded_values_survive_pickling(codec: Codec) -> None:
-    encoded = encoded_by(codec, SUITS[codec.name](4096))
+    encoded = encoded_by(codec, SUITABLE[codec.name](4096))
     assert same(decode(pickle.loads(pickle.dumps(encoded))), decode(encoded))
 
 
 def test_a_codec_refuses_what_another_has_encoded() -> None:
-    encoded = encoded_by(CODECS["mask"], SUITS["mask"](4096))
+    encoded = encoded_by(CODECS["mask"], SUITABLE["mask"](4096))
     with pytest.raises(LowtideError, match="encoded by 'mask' and cannot be decoded by 'sparse'"):
         CODECS["sparse"].decode(encoded)
     with pytest.raises(LowtideError, match="no codec is called 'rot13'; codecs are 'exact'"):
@@ -272,14 +272,14 @@ def test_narrow_integers_at_the_edges_of_their_ranges(dtype: torch.dtype, bits: 
 
 
 def test_codecs_may_be_used_from_several_threads() -> None:
-    tensors_of = {name: make(50_000) for name, make in SUITS.items()}
+    tensors_of = {name: make(50_000) for name, make in SUITABLE.items()}
     expected = {name: CODECS[name].decode(encoded_by(CODECS[name], row)) for name, row in tensors_of.items()}
 
     def round_trip(name: str) -> bool:
         return same(decode(encoded_by(CODECS[name], tensors_of[name])), expected[name])
 
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(round_trip, list(SUITS) * 10))
+        assert all(pool.map(round_trip, list(SUITABLE) * 10))
 
 
 def test_frames_of_the_byte_codec_join() -> None:
@@ -292,7 +292,7 @@ def test_frames_of_the_byte_codec_join() -> None:
 @named(ALL)
 def test_the_work_takes_little_memory_beside_the_result(codec: Codec) -> None:
     """Of what torch allocates: all but the frames of the byte codec before they are joined."""
-    tensor = SUITS[codec.name](2**23)  # 32 MiB, or 64
+    tensor = SUITABLE[codec.name](2**23)  # 32 MiB, or 64
     with PeakMeter() as encoding:
         encoded = encoded_by(codec, tensor)
     with PeakMeter() as decoding:

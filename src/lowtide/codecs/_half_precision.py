@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from ._contract import Codec, Encoded, FixedSize, Packed, Tensor, pieces
+from ._base import Codec, Encoded, EncodedRow, FixedSize, Tensor, chunks
 
 _WIDE = {
     torch.float32: torch.float32,
@@ -21,7 +21,7 @@ _WIDE = {
 }
 
 
-class Half(Codec):
+class HalfPrecision(Codec):
     """Sixteen bits a value."""
 
     exact = False
@@ -35,7 +35,7 @@ class Half(Codec):
         """Two bytes a value."""
         return FixedSize(bits=16) if dtype in (torch.float32, torch.float64) else None
 
-    def _pack(self, row: Tensor) -> Packed | None:
+    def _encode_row(self, row: Tensor) -> EncodedRow | None:
         values = row.view(_WIDE[row.dtype])
         largest = largest_finite(values)
         exponent = self.exponent(largest)
@@ -43,23 +43,23 @@ class Half(Codec):
         cap = self._cap(largest, exponent, values.dtype)
         if exponent == 0 and cap is None:
             kept.copy_(values)
-            return Packed((kept,), (exponent,))
-        for piece in pieces(len(values)):
-            part = scaled(values[piece], -exponent)
+            return EncodedRow((kept,), (exponent,))
+        for chunk in chunks(len(values)):
+            part = scaled(values[chunk], -exponent)
             if cap is not None:
                 part = torch.where(part.isinf(), part, part.clamp(-cap, cap))
-            kept[piece] = part
-        return Packed((kept,), (exponent,))
+            kept[chunk] = part
+        return EncodedRow((kept,), (exponent,))
 
-    def _unpack(self, encoded: Encoded, row: Tensor) -> None:
+    def _decode_row(self, encoded: Encoded, row: Tensor) -> None:
         (kept,) = encoded.parts
         (exponent,) = encoded.scalars
         values = row.view(_WIDE[row.dtype])
         if exponent == 0:
             values.copy_(kept)
             return
-        for piece in pieces(len(values)):
-            values[piece] = scaled(kept[piece].to(values.dtype), exponent)
+        for chunk in chunks(len(values)):
+            values[chunk] = scaled(kept[chunk].to(values.dtype), exponent)
 
     def exponent(self, largest: float) -> int:
         """The values are divided by 2 to this power when M is `largest`."""
@@ -81,8 +81,8 @@ def largest_finite(values: Tensor) -> float:
     if math.isfinite(largest):  # aminmax passes NaN on
         return largest
     largest = 0.0
-    for piece in pieces(len(values)):
-        part = values[piece].abs()
+    for chunk in chunks(len(values)):
+        part = values[chunk].abs()
         largest = max(largest, float(torch.where(part.isfinite(), part, 0).max()))
     return largest
 

@@ -44,7 +44,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     within(5, store.close)
 
 
-@pytest.mark.parametrize("way", ["settle", "drop", "lose", "close"])
+@pytest.mark.parametrize("way", ["drain", "drop", "lose", "close"])
 def test_memory_is_freed_without_a_lock(store: Store, way: str) -> None:
     """Whoever watches a storage is called when it goes, and may ask the store how much it holds."""
     asked: list[int] = []
@@ -56,15 +56,15 @@ def test_memory_is_freed_without_a_lock(store: Store, way: str) -> None:
 
     def work() -> None:
         tickets = [put()]
-        if way == "settle":
-            store.settle(5000)
+        if way == "drain":
+            store.drain(5000)
         elif way == "drop":
             store.drop(tickets[0])
         elif way == "lose":
             tickets.clear()
         else:
             store.close()
-        if way != "settle" or isinstance(store, DiskStore):
+        if way != "drain" or isinstance(store, DiskStore):
             wait_until(lambda: len(asked) == 1)
 
     within(5, work)
@@ -75,7 +75,7 @@ def test_a_callback_in_a_thread_of_the_store_does_not_wait_for_itself(tmp_path: 
         told: list[BaseException] = []
 
         def gone() -> None:
-            for verb in (lambda: store.settle(1), lambda: store.put(torch.ones(MIB // 4)), store.flush):
+            for verb in (lambda: store.drain(1), lambda: store.put(torch.ones(MIB // 4)), store.flush):
                 try:
                     verb()
                 except StoreError as error:
@@ -95,8 +95,8 @@ def test_memory_goes_with_its_ticket_though_the_disk_stands_still(tmp_path: Path
         tensors = [random_bits((MIB,), torch.uint8, i) for i in range(3)]
         storage = weakref.ref(tensors[2].untyped_storage())
         release = threading.Event()
-        store._spooler._readers.submit(lambda: release.wait() and None)
-        with store._spooler.file._lock:
+        store._queue._readers.submit(lambda: release.wait() and None)
+        with store._queue.file._lock:
             tickets = [store.put(tensors.pop(0)) for _ in range(3)]
             tickets.pop()
             assert storage() is None
@@ -129,7 +129,7 @@ def test_a_mode_may_use_the_host_store_while_it_makes_a_tensor() -> None:
         if not depth:  # a put makes memory itself
             depth.append(1)
             evicted.append(store.put(victims.pop()))
-            store.settle(1)
+            store.drain(1)
             depth.pop()
 
     def work() -> None:
@@ -140,7 +140,7 @@ def test_a_mode_may_use_the_host_store_while_it_makes_a_tensor() -> None:
     within(5, work)
     assert len(evicted) == 2
     assert_same(store.fetch(tickets[0]), random_bits((3,), torch.uint8, 3))
-    assert store.stats().ahead_bytes == 0
+    assert store.stats().prefetched_bytes == 0
     assert store.stats().stored_bytes == 3 + 4 + 5 + 9 + 8
 
 
@@ -166,7 +166,7 @@ def test_a_host_hint_for_which_there_is_no_memory_is_let_be() -> None:
     store.prefetch(tickets[0])
     with pytest.raises(RuntimeError, match="out of memory"):
         store.fetch(tickets[1])
-    assert store.stats().ahead_bytes == 0
+    assert store.stats().prefetched_bytes == 0
     store._copies = copies
     for ticket in tickets:
         assert_same(store.fetch(ticket), tensor)
@@ -177,7 +177,7 @@ def test_a_value_changed_after_it_was_put_is_never_handed_out(tmp_path: Path, wh
     """Torch counts what is done in place; a write that read half of it would otherwise be a wrong gradient."""
     with DiskStore(tmp_path, threads=1) as store:
         tensor = random_bits((MIB,), torch.uint8)
-        with store._spooler.file._lock:  # the disk stands still
+        with store._queue.file._lock:  # the disk stands still
             ticket = store.put(tensor, "layer3.out")
             tensor.add_(1)
             if when == "before it is written":
@@ -214,7 +214,7 @@ def test_a_value_whose_memory_was_given_back_is_no_crash(tmp_path: Path) -> None
     """As FSDP does with parameters: the storage is resized to nothing while the tensor lives."""
     with DiskStore(tmp_path, threads=1) as store:
         tensor = random_bits((MIB,), torch.uint8)
-        with store._spooler.file._lock:
+        with store._queue.file._lock:
             blocker = store.put(random_bits((MIB,), torch.uint8))
             ticket = store.put(tensor, "weight")
             tensor.untyped_storage().resize_(0)
