@@ -405,7 +405,7 @@ def test_the_smallest_budget_that_an_error_names_works() -> None:
 def test_the_planned_step_can_be_looked_at(tmp_path: Path) -> None:
     model = stack()
     lowtide.fit(model, budget=tight(model), **DROP_ONLY)
-    with pytest.raises(lowtide.ArgumentError, match="two steps of a kind"):
+    with pytest.raises(lowtide.ArgumentError, match="two steps with the same signature"):
         lowtide.report(model).details()
     for _ in range(4):
         model.zero_grad()

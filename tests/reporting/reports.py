@@ -1,4 +1,4 @@
-"""Reports to look at: a transformer under a plan, and one whose names try to break out of everything."""
+"""Sample reports: a transformer under a plan, and the same with names that try to inject markup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gpt_report() -> Report:
 
 @cache
 def hostile_report() -> Report:
-    """The same step with hostile names of modules, ops, reasons, schemes and notes."""
+    """The same model with hostile names of modules, ops, reasons, schemes and notes."""
     trace = gpt_trace(2)
     ops = list(trace.ops)
     for j, op in enumerate(ops):
@@ -46,15 +46,21 @@ def report_of(trace: Trace, names: tuple[str, ...] = tuple(BASELINES)) -> Report
     plan = solve(trace, int(0.85 * plain), deadline_s=5)
     points = []
     for share in (0.85, 0.9, 1.0):
-        one = solve(trace, int(share * plain), deadline_s=2)
+        at_share = solve(trace, int(share * plain), deadline_s=2)
         points.append(
-            Point(one.budget_bytes, one.predicted_peak_bytes, one.predicted_step_s, one.bound_step_s, one.solver)
+            Point(
+                at_share.budget_bytes,
+                at_share.predicted_peak_bytes,
+                at_share.predicted_step_s,
+                at_share.bound_step_s,
+                at_share.solver,
+            )
         )
     baselines = []
     for name, decide in zip(names, BASELINES.values(), strict=False):
-        judged = simulate(trace, decide(simulator.problem))
-        bound = lower_bound(simulator.problem, judged.peak_bytes).step_s
-        baselines.append(Point(judged.peak_bytes, judged.peak_bytes, judged.step_s, bound, name))
+        simulation = simulate(trace, decide(simulator.problem))
+        bound = lower_bound(simulator.problem, simulation.peak_bytes).step_s
+        baselines.append(Point(simulation.peak_bytes, simulation.peak_bytes, simulation.step_s, bound, name))
     frontier = Frontier(tuple(points), tuple(baselines), plain, trace.step_s)
     return Report.of(
         trace,

@@ -1,4 +1,4 @@
-"""The page in a real browser: no error, figures there, names harmless, light and dark."""
+"""The HTML page in a real browser: no script errors, complete figures, no injected markup, light and dark."""
 
 import re
 import shutil
@@ -10,9 +10,7 @@ from .reports import gpt_report, hostile_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="no chromium, chromium-browser or google-chrome on PATH to open the page with"
-)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium, chromium-browser or google-chrome on PATH")
 
 HOVER = """<script>
 for (const svg of document.querySelectorAll("figure.lt-stack svg")) {
@@ -27,7 +25,7 @@ for (const svg of document.querySelectorAll("figure.lt-stack svg")) {
 
 
 def browse(tmp_path, page, *options):
-    """The document after its scripts have run, and what was written to the console."""
+    """Return the document after its scripts have run, and the lines of the console."""
     file = tmp_path / "page.html"
     file.write_text(page, encoding="utf-8")
     ran = subprocess.run(
@@ -44,13 +42,13 @@ def with_script(report, script):
     return report.to_html().replace("</body>", f"{script}</body>")
 
 
-def test_the_console_is_heard(tmp_path):
+def test_script_errors_reach_the_console(tmp_path):
     _, console = browse(tmp_path, with_script(gpt_report(), "<script>nonsense()</script>"), "--dump-dom")
     assert any("nonsense is not defined" in line for line in console)
 
 
 @pytest.mark.parametrize("make", [gpt_report, hostile_report])
-def test_it_runs_without_an_error_and_tells_who_holds_memory(make, tmp_path):
+def test_the_cursor_shows_live_bytes_without_script_errors(make, tmp_path):
     document, console = browse(tmp_path, with_script(make(), HOVER), "--dump-dom")
     assert console == []
     assert "<title>lowtide report</title>" in document
@@ -61,7 +59,7 @@ def test_it_runs_without_an_error_and_tells_who_holds_memory(make, tmp_path):
     assert 'data-live="yes"' in document
 
 
-def test_it_shows_everything_without_scripts(tmp_path):
+def test_the_page_is_complete_without_scripts(tmp_path):
     page = re.sub(r"<script>.*?</script>", "", gpt_report().to_html(), flags=re.S)
     document, console = browse(tmp_path, page, "--dump-dom")
     assert console == []
@@ -70,7 +68,7 @@ def test_it_shows_everything_without_scripts(tmp_path):
 
 
 @pytest.mark.parametrize(("scheme", "dark"), [("0", True), ("1", False)])
-def test_light_and_dark(scheme, dark, tmp_path):
+def test_the_page_follows_the_light_or_dark_setting(scheme, dark, tmp_path):
     image = pytest.importorskip("matplotlib.image", reason="reading the screenshot needs matplotlib")
     shot = tmp_path / "page.png"
     browse(

@@ -1,4 +1,4 @@
-"""The timeline for Chrome and Perfetto."""
+"""Reports in the Trace Event Format of Chrome and Perfetto."""
 
 import json
 from itertools import pairwise
@@ -15,7 +15,7 @@ def events_of(report):
 
 
 @pytest.mark.parametrize("make", [gpt_report, hostile_report])
-def test_events_follow_each_other(make):
+def test_events_are_consecutive(make):
     timed = [event for event in events_of(make()) if event["ph"] != "M"]
     assert all(earlier["ts"] <= later["ts"] for earlier, later in pairwise(timed))
     slices = [event for event in timed if event["ph"] == "X"]
@@ -24,7 +24,7 @@ def test_events_follow_each_other(make):
     assert slices[-1]["ts"] + slices[-1]["dur"] == pytest.approx(1e6 * make().predicted_step_s)
 
 
-def test_each_track_has_its_slices():
+def test_each_phase_has_its_own_track():
     report = gpt_report()
     slices = [event for event in events_of(report) if event["ph"] == "X"]
     names = {e["tid"]: e["args"]["name"] for e in events_of(report) if e["name"] == "thread_name"}
@@ -37,15 +37,15 @@ def test_each_track_has_its_slices():
     assert [e["args"]["unpack"] for e in by_track[BACKWARD]] == list(range(len(report.trace.unpacks)))
 
 
-def test_memory_is_counted():
+def test_counters_show_live_bytes():
     report = gpt_report()
     counters = [event for event in events_of(report) if event["ph"] == "C"]
     totals = [e["args"]["all"] for e in counters if e["name"] == "live bytes"]
-    kinds = [sum(e["args"].values()) for e in counters if e["name"] == "live bytes by kind"]
+    by_category = [sum(e["args"].values()) for e in counters if e["name"] == "live bytes by category"]
     assert max(totals) == report.predicted_peak_bytes
-    assert totals[:-1] == kinds  # the last says that the step is over
+    assert totals[:-1] == by_category  # the last counter event marks the end of the step
 
 
-def test_saving(tmp_path):
+def test_save_chrome_trace(tmp_path):
     gpt_report().save_chrome_trace(tmp_path / "step.json")
     assert json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))["otherData"]["device"] == "cpu"

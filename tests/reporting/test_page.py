@@ -1,4 +1,4 @@
-"""The page as text: whole, self-contained, and unbroken by names."""
+"""The HTML page as text: well-formed, self-contained, and safe against hostile names."""
 
 import json
 import re
@@ -14,11 +14,11 @@ VOID = {"meta"}
 
 
 class Reader(HTMLParser):
-    """Collects what a browser would see: elements with their text, and whether tags match."""
+    """Collects elements, attributes and text, and end tags that do not match."""
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.open, self.texts, self.attributes, self.wrong = [], [], {}, [], []
+        self.elements, self.open, self.texts, self.attributes, self.mismatched = [], [], {}, [], []
         self.feed(text)
         self.close()
 
@@ -32,19 +32,19 @@ class Reader(HTMLParser):
         if name in VOID:
             return
         if not self.open or self.open.pop() != name:
-            self.wrong.append(name)
+            self.mismatched.append(name)
 
     def handle_data(self, data):
         self.texts.setdefault(self.open[-1] if self.open else "", []).append(data)
 
 
 @pytest.mark.parametrize("make", [gpt_report, hostile_report])
-def test_it_is_well_formed_and_needs_nothing_else(make):
+def test_the_page_is_well_formed_and_self_contained(make):
     page = make().to_html()
     reader = Reader(page)
     assert reader.open == []
-    assert reader.wrong == []
-    assert reader.elements.count("script") == 3  # the data of two figures, and ours
+    assert reader.mismatched == []
+    assert reader.elements.count("script") == 3  # the data of two figures, and page.js
     assert reader.elements.count("style") == 2
     assert reader.elements.count("figure") == 3
     assert set(reader.elements) <= {
@@ -58,7 +58,7 @@ def test_it_is_well_formed_and_needs_nothing_else(make):
     assert not re.search(r"https?:|@import|url\(|//cdn", page)
 
 
-def test_hostile_names_are_shown_as_they_are():
+def test_hostile_names_are_shown_verbatim():
     report = hostile_report()
     reader = Reader(report.to_html())
     cells = "".join(reader.texts["td"])
@@ -70,7 +70,7 @@ def test_hostile_names_are_shown_as_they_are():
     assert set(HOSTILE[: len(report.frontier.baselines)]) <= set(legends)
 
 
-def test_the_data_of_the_figures_cannot_end_its_script():
+def test_figure_data_cannot_end_their_script_element():
     scripts = re.findall(r'<script type="application/json">(.*?)</script>', hostile_report().to_html(), re.S)
     assert len(scripts) == 2
     for script in scripts:
@@ -81,14 +81,14 @@ def test_the_data_of_the_figures_cannot_end_its_script():
         assert all(name in labels for name in HOSTILE[:4])
 
 
-def test_its_data_add_up_to_the_peak():
+def test_figure_data_add_up_to_the_peak():
     report = gpt_report()
     for script in re.findall(r'<script type="application/json">(.*?)</script>', report.to_html(), re.S):
         totals = [sum(sizes) for sizes in zip(*(band[2] for band in json.loads(script)["bands"]), strict=True)]
         assert max(totals) == report.predicted_peak_bytes
 
 
-def test_a_notebook_gets_the_same_without_a_page_around_it():
+def test_notebooks_get_the_content_as_a_fragment():
     fragment = gpt_report()._repr_html_()
     assert fragment in gpt_report().to_html()
     assert Reader(fragment).elements[0] == "div"
@@ -98,11 +98,11 @@ def test_a_notebook_gets_the_same_without_a_page_around_it():
         assert all(part.strip().startswith(".lowtide-report") for part in selector.split(",")), selector
 
 
-def test_saving(tmp_path):
+def test_save_html(tmp_path):
     gpt_report().save_html(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == gpt_report().to_html()
 
 
-def test_markup_is_escaped_once_and_only_where_needed():
+def test_plain_strings_are_escaped_and_markup_is_not():
     assert tag("b", {"title": '"<'}, "a<b", Markup("<i></i>")) == '<b title="&quot;&lt;">a&lt;b<i></i></b>'
     assert json.loads(re.sub("<.*?>", "", data_script(["</script>&"]))) == ["</script>&"]

@@ -1,4 +1,4 @@
-"""The report: made from a trace and a plan, seen in a terminal and as a figure."""
+"""`Report`: its numbers, its terminal tables and its figure."""
 
 import io
 import subprocess
@@ -23,35 +23,39 @@ def printed(report, width=160):
     return console.file.getvalue()
 
 
-def test_it_says_what_the_plan_says():
+def test_numbers_agree_with_the_plan():
     report = gpt_report()
     plan = report.plan
     assert report.predicted_peak_bytes == plan.predicted_peak_bytes
     assert report.predicted_step_s == plan.predicted_step_s
-    by_name = {kind.name: kind for kind in plan.kinds}
+    by_name = {summary.name: summary for summary in plan.modules}
     assert len(report.modules) == len(by_name)
     for row in report.modules:
-        kind = by_name[row.name]
-        assert (row.ops, row.kept_bytes, row.recomputed_bytes) == (kind.ops, kind.kept_bytes, kind.recomputed_bytes)
-        assert row.recompute_s == pytest.approx(kind.recompute_s)
+        summary = by_name[row.name]
+        assert (row.ops, row.kept_bytes, row.recomputed_bytes) == (
+            summary.ops,
+            summary.kept_bytes,
+            summary.recomputed_bytes,
+        )
+        assert row.recompute_s == pytest.approx(summary.recompute_s)
     assert sum(row.replays for row in report.modules) == plan.replayed_ops > 0
 
 
 def test_values_are_counted_by_module():
     report = gpt_report()
     saved = set(report.trace.saved)
-    remade = [v for j in report.plan.recomputed for v in report.trace.ops[j].outputs if v in saved]
-    assert sum(row.values_recomputed for row in report.modules) == len(remade) > 0
+    recomputed = [v for j in report.plan.recomputed for v in report.trace.ops[j].outputs if v in saved]
+    assert sum(row.values_recomputed for row in report.modules) == len(recomputed) > 0
     blocks = next(row for row in report.modules if row.name == "transformer.h.*.mlp.c_fc")
     assert blocks.modules == 3
 
 
-def test_a_plan_for_another_step_is_refused():
+def test_a_plan_for_another_trace_raises():
     with pytest.raises(ArgumentError, match="report on the trace that the plan was solved for"):
         Report.of(gpt_trace(2), gpt_report().plan)
 
 
-def test_measured_is_compared_with_predicted():
+def test_comparisons_of_predicted_and_measured_numbers():
     peak, step = gpt_report().comparisons
     assert (peak.name, step.name) == ("peak", "step time")
     assert peak.difference == pytest.approx(-4096 / gpt_report().predicted_peak_bytes)
@@ -61,29 +65,29 @@ def test_measured_is_compared_with_predicted():
     assert unmeasured.comparisons == ()
 
 
-def test_the_tables_have_it_all():
+def test_terminal_tables_are_complete():
     text = printed(gpt_report())
     for words in ("peak", "budget", "measured", "kept", "transformer.h.*.mlp.act", "keep matmuls and attention"):
         assert words in text
-    assert "pinned" not in text
+    assert "pinned" not in text.lower()
     text = printed(hostile_report())
-    assert "pinned" in text
-    assert "document.title" in text  # names are shown as they are, not taken for rich's markup
-    assert any(line.count("[bold]") == 3 for line in printed(hostile_report(), 300).split("\n"))  # op, module, why
+    assert "Pinned ops" in text
+    assert "document.title" in text  # names are not parsed as rich markup
+    assert any(line.count("[bold]") == 3 for line in printed(hostile_report(), 300).split("\n"))  # op, module, reason
 
 
-def test_a_long_list_of_modules_is_cut_with_its_sums():
+def test_a_long_list_of_modules_is_shortened_with_sums():
     from lowtide.reporting.terminal import shorten
 
     modules = gpt_report().modules
     short = shorten(modules, 3)
     assert len(short) == 3
-    assert short[-1].name == f"{len(modules) - 2} other kinds"
+    assert short[-1].name == f"{len(modules) - 2} other patterns"
     for field in ("ops", "kept_bytes", "values_recomputed", "replays"):
         assert sum(getattr(row, field) for row in short) == sum(getattr(row, field) for row in modules)
 
 
-def test_an_empty_step_has_a_report_too():
+def test_a_report_of_a_step_without_ops():
     empty = Trace(TRACE_VERSION, (), (), (), (), 1.0, 0)
     report = Report.of(empty, solve(empty, 1))
     assert "no ops" in printed(report)
@@ -113,13 +117,13 @@ def test_without_a_frontier_there_are_two_panels():
     assert len(replace(gpt_report(), frontier=None).figure().axes) == 2
 
 
-def test_a_missing_matplotlib_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # what import sees where it is not installed
+def test_the_error_without_matplotlib_names_the_pip_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # makes the import fail as if not installed
     with pytest.raises(MissingPackageError, match=r'pip install "lowtide\[plots\]"'):
         gpt_report().figure()
 
 
-def test_reports_need_no_torch(request):
+def test_reports_do_not_import_torch(request):
     code = """
 import sys
 from tests.reporting.reports import gpt_report
@@ -133,7 +137,7 @@ print([name for name in ("torch", "jax", "matplotlib") if name in sys.modules])
     assert ran.stdout.splitlines()[-1:] == ["[]"], ran.stderr
 
 
-def test_a_real_step():
+def test_a_profiled_step():
     torch = pytest.importorskip("torch")
     from lowtide.fitting.plan import profile
 
@@ -147,4 +151,4 @@ def test_a_real_step():
     assert report.timeline.live_bytes.max() == plan.predicted_peak_bytes
     assert report.timeline.duration_s == pytest.approx(plan.predicted_step_s)
     parameters = sum(p.untyped_storage().nbytes() for p in model.parameters())
-    assert report.timeline.kind_bytes[0, 0] >= parameters  # and the batch
+    assert report.timeline.category_bytes[0, 0] >= parameters  # the batch counts too

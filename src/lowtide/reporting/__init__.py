@@ -1,12 +1,14 @@
-"""What happened, as records that print themselves. Imports no torch.
+"""Reports and their views. Does not import torch.
 
-scope_report.py  a scope of rules           room_report.py     a budgeted scope
-fit_report.py    a fitted model             frontier.py        time against memory
-report.py        a planned step, and its views:
-  terminal.py    tables                     figure.py          matplotlib
-  page.py        HTML (page.css, page.js)   chrome_trace.py    Chrome and Perfetto
-timeline.py      every moment of a step, and who holds its bytes
-bands.py         that as a stack to draw    accounts.py        by module, in numbers
-charts.py        stacks as SVG              frontier_chart.py  a frontier as SVG
-markup.py        escaping                   palette.py, ticks.py, summary.py   what the views share
+report.py        a planned step            frontier.py        step time against peak bytes
+fit_report.py    a fitted model            timeline.py        live bytes in every interval of a step
+module_totals.py bytes and values by module
+Views of a report:
+terminal.py      rich tables               figure.py          matplotlib
+page.py          HTML (page.css, page.js)  chrome_trace.py    Chrome and Perfetto
+stack_chart.py   SVG of live bytes         frontier_chart.py  SVG of a frontier
+Shared by the views:
+bands.py         data of stacked charts    summary.py         titles, captions, key numbers
+svg.py           scales, lines, labels     markup.py          escaped HTML
+palette.py       colours                   ticks.py           axis ticks
 """

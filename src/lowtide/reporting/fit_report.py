@@ -1,4 +1,4 @@
-"""The report of a fitted model: its plan, and whether it was right."""
+"""Report of a fitted model: its plan, with predicted and measured numbers."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ from .report import Report
 
 @dataclass(frozen=True)
 class FitReport:
-    """What a fitted model did so far."""
+    """Steps, plan and peak of a fitted model so far."""
 
     budget_bytes: int
     plan: Plan | None
-    """Of the last kind of step; None while there is none."""
+    """Plan of the latest step signature; None before the first plan."""
     predicted_peak_bytes: int | None
-    """For the step that was measured: the plan's, and what came to be alive beside the step since it was made."""
+    """Predicted peak of the measured step: the peak of the plan plus bytes that became live outside the step since."""
     measured_peak_bytes: int | None
-    """Of the last planned step that was measured: the first ones after planning, then one in a hundred."""
+    """Peak of the last measured step. The first steps after planning are measured, then one in a hundred."""
     steps: int
     online_steps: int
-    """Steps without a plan, or that differed from it."""
+    """Steps that had no plan or differed from their plan."""
     step_signatures: int
-    """Different shapes of inputs, with and without gradients to add to."""
+    """Number of step signatures: input shapes, with and without accumulated gradients."""
     step_seconds: tuple[float, ...] = field(repr=False)
-    """From the call of the model to the end of backward, the last thousand."""
+    """Times from the call of the model to the end of backward, for the last thousand steps."""
     planned_seconds: tuple[float, ...] = field(repr=False)
-    """Of those that went by a plan."""
+    """The same for steps that followed a plan."""
     planning_s: float
     trace: Trace | None = field(default=None, repr=False)
-    """The profiled step that the plan was made for; None with a plan that was given or kept from an earlier run."""
+    """The profiled step of the plan; None if the plan was passed in or loaded from the cache."""
 
     def details(self) -> Report:
-        """The planned step, moment by moment: as tables, a picture, a page or a timeline.
+        """Return the report of the planned step: `lowtide.report(model).details().save_html("step.html")`.
 
-        `lowtide.report(model).details().save_html("step.html")`. `ArgumentError` while there is no plan of a step
-        that was profiled.
+        Raise `ArgumentError` if there is no plan, or if its step was not profiled in this run.
         """
         if self.plan is None or self.trace is None:
             raise ArgumentError(
-                "there is no planned step to show yet: two steps of a kind have to be taken, the first of which is "
-                "profiled (one with a plan that was given or kept is not: profile it with lowtide.plan)"
+                "there is no planned step to show yet: run two steps with the same signature; the first is profiled "
+                "(a model with a given or cached plan is not profiled: call lowtide.plan for a profile)"
             )
         seconds = sorted(self.planned_seconds)
-        typical_s = seconds[len(seconds) // 2] if seconds else None
-        return Report.of(self.trace, self.plan, measured_peak_bytes=self.measured_peak_bytes, measured_step_s=typical_s)
+        median_s = seconds[len(seconds) // 2] if seconds else None
+        return Report.of(self.trace, self.plan, measured_peak_bytes=self.measured_peak_bytes, measured_step_s=median_s)
 
     def __str__(self) -> str:
         lines = [
-            f"steps        {self.steps:,}, of these {self.online_steps:,} without a plan; "
-            f"{self.step_signatures} kinds of steps; {self.planning_s:.1f} s of planning",
+            f"steps        {self.steps:,}, {self.online_steps:,} of them without a plan; "
+            f"step signatures: {self.step_signatures}; planning time {self.planning_s:.1f} s",
             f"budget       {format_bytes(self.budget_bytes)}",
         ]
         if self.predicted_peak_bytes is not None and self.measured_peak_bytes is not None:

@@ -1,4 +1,4 @@
-"""A frontier: time against peak memory, with the bound and what simple schemes would do. Needs no torch."""
+"""Frontier: step time against peak bytes, for plans, the lower bound and simple schemes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class Point:
     peak_bytes: int
     step_s: float
     bound_step_s: float
-    """No plan with this peak is faster."""
+    """Proven lower bound on the step time of plans with this peak."""
     name: str
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """What less memory costs in time."""
+    """Step time against peak bytes."""
 
     points: tuple[Point, ...]
-    """Plans, from the smallest budget that works to everything kept."""
+    """Plans, from the smallest feasible budget to keeping everything."""
     baselines: tuple[Point, ...]
+    """Simple schemes, such as a checkpoint on every block."""
     plain_peak_bytes: int
     plain_step_s: float
 
@@ -39,7 +40,7 @@ class Frontier:
         return "\n".join("  ".join([*(row[i].rjust(widths[i]) for i in range(4)), row[4]]).rstrip() for row in rows)
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """By plan, then by baseline: peak, share of plain, time, bound and name, as text."""
+        """Return peak, share of the plain peak, time, bound and name as text, for plans and then for baselines."""
         return [self._row(point) for point in (*self.points, *self.baselines)]
 
     def _row(self, point: Point) -> tuple[str, str, str, str, str]:
@@ -52,11 +53,11 @@ class Frontier:
         )
 
     def to_json(self) -> str:
-        """All numbers."""
+        """Return all numbers as JSON."""
         return json.dumps(asdict(self))
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """A matplotlib figure; written to `path` if one is given. Needs `pip install "lowtide[plots]"`."""
+        """Return a matplotlib figure, and save it to `path` if given. Needs `pip install "lowtide[plots]"`."""
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
@@ -68,14 +69,19 @@ class Frontier:
         return figure
 
     def draw(self, axes: Any) -> None:
-        """The same on matplotlib axes of yours."""
+        """Draw the frontier on existing matplotlib axes."""
         x = [point.peak_bytes / 2**20 for point in self.points]
-        axes.plot(x, [point.step_s / self.plain_step_s for point in self.points], "o-", ms=4, label="lowtide's plans")
+        axes.plot(x, [point.step_s / self.plain_step_s for point in self.points], "o-", ms=4, label="lowtide plans")
         axes.plot(
-            x, [point.bound_step_s / self.plain_step_s for point in self.points], ":", color="gray", label="lower bound"
+            x,
+            [point.bound_step_s / self.plain_step_s for point in self.points],
+            ":",
+            color="gray",
+            label="proven lower bound",
         )
         for point, marker in zip(self.baselines, "sD^vP*X", strict=False):
             axes.plot(point.peak_bytes / 2**20, point.step_s / self.plain_step_s, marker, ms=7, label=point.name)
-        axes.set(xlabel="peak of live bytes, MiB", ylabel="step time, plain = 1", title="What less memory costs")
+        axes.set(xlabel="peak bytes (MiB)", ylabel="step time (plain = 1)")
+        axes.set_title("Step time against peak bytes", loc="left")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

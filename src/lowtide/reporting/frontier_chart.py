@@ -1,15 +1,16 @@
-"""A frontier as an SVG figure: plans, the bound, simple schemes, and the plan that was chosen."""
+"""A frontier as SVG: plans, lower bound, simple schemes, and the plan of the report."""
 
 from __future__ import annotations
 
 import math
 
 from .._units import format_bytes
-from .charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, line, words
 from .frontier import Frontier, Point
 from .markup import Markup, join, tag
 from .palette import MODULE_COLOURS
 from .report import Report
+from .summary import FRONTIER_TITLE
+from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, label, line
 from .ticks import byte_unit, ratio_ticks, round_ticks
 
 _SHAPES = (
@@ -19,11 +20,11 @@ _SHAPES = (
     "M0 6l6.5-11h-13z",
     "M-2-6h4v4h4v4h-4v4h-4v-4h-4v-4h4z",
 )
-"""Around the origin: square, diamond, triangles, cross."""
+"""SVG paths centred on the origin: square, diamond, two triangles, cross."""
 
 
 def frontier_chart(report: Report, frontier: Frontier) -> Markup:
-    """One figure. Times are ratios to the plain step, on a logarithmic axis."""
+    """Return the figure. Times are ratios to the plain step, on a logarithmic axis."""
     points = (*frontier.points, *frontier.baselines)
     chosen = Point(
         report.plan.budget_bytes, report.predicted_peak_bytes, report.predicted_step_s, report.plan.bound_step_s,
@@ -38,17 +39,19 @@ def frontier_chart(report: Report, frontier: Frontier) -> Markup:
     def place(point: Point, seconds: float) -> tuple[float, float]:
         return x(point.peak_bytes), log_y(math.log(seconds / plain_s))
 
-    def marker(point: Point, kind: str, shape: Markup) -> Markup:
+    def marker(point: Point, css_class: str, shape: Markup) -> Markup:
         px, py = place(point, point.step_s)
-        told = f"{point.name}: {format_bytes(point.peak_bytes)}, × {point.step_s / plain_s:.3f}"
-        return tag("g", {"class": kind, "transform": f"translate({px:g} {py:g})"}, tag("title", None, told), shape)
+        title = f"{point.name}: {format_bytes(point.peak_bytes)}, × {point.step_s / plain_s:.3f}"
+        return tag(
+            "g", {"class": css_class, "transform": f"translate({px:g} {py:g})"}, tag("title", None, title), shape
+        )
 
-    picture = tag(
+    svg = tag(
         "svg",
         {
             "viewBox": f"0 0 {WIDTH:g} {HEIGHT:g}",
             "role": "img",
-            "aria-label": f"Step time against peak: {len(frontier.points)} plans, {len(frontier.baselines)} schemes",
+            "aria-label": f"{FRONTIER_TITLE}: {len(frontier.points)} plans, {len(frontier.baselines)} schemes",
         },
         _grid(x, log_y, widest, slowest),
         line("lt-budget", x(report.plan.budget_bytes), TOP, x(report.plan.budget_bytes), HEIGHT - BOTTOM),
@@ -58,7 +61,7 @@ def frontier_chart(report: Report, frontier: Frontier) -> Markup:
         *(marker(point, "lt-scheme", _scheme(number)) for number, point in enumerate(frontier.baselines)),
         marker(chosen, "lt-chosen", tag("circle", {"r": 8})),
     )
-    return tag("figure", {"class": "lt-frontier"}, picture, _legend(frontier))
+    return tag("figure", {"class": "lt-frontier"}, svg, _legend(frontier))
 
 
 def _scheme(number: int) -> Markup:
@@ -66,27 +69,27 @@ def _scheme(number: int) -> Markup:
     return tag("path", {"d": _SHAPES[number % len(_SHAPES)], "style": f"fill:var(--{colour.name})"})
 
 
-def _polyline(kind: str, places: list[tuple[float, float]]) -> Markup:
-    return tag("polyline", {"class": kind, "points": " ".join(f"{px:g},{py:g}" for px, py in places)})
+def _polyline(css_class: str, places: list[tuple[float, float]]) -> Markup:
+    return tag("polyline", {"class": css_class, "points": " ".join(f"{px:g},{py:g}" for px, py in places)})
 
 
 def _grid(x: Scale, log_y: Scale, widest: float, slowest: float) -> Markup:
     unit, size = byte_unit(int(widest))
     parts = [
-        words(LEFT - 48, TOP - 12, "step time, plain = 1"),
-        words(WIDTH - RIGHT, HEIGHT - 6, f"peak of live bytes, {unit}", "end"),
+        label(LEFT - 48, TOP - 12, "step time (plain = 1)"),
+        label(WIDTH - RIGHT, HEIGHT - 6, f"peak bytes ({unit})", "end"),
     ]
     for ratio in ratio_ticks(slowest):
         py = log_y(math.log(ratio))
-        parts += [line("lt-grid", LEFT, py, WIDTH - RIGHT, py), words(LEFT - 8, py + 4, f"× {ratio:g}", "end")]
+        parts += [line("lt-grid", LEFT, py, WIDTH - RIGHT, py), label(LEFT - 8, py + 4, f"× {ratio:g}", "end")]
     for tick in round_ticks(widest / size, 8):
-        parts.append(words(x(tick * size), HEIGHT - BOTTOM + 18, f"{tick:g}", "middle"))
+        parts.append(label(x(tick * size), HEIGHT - BOTTOM + 18, f"{tick:g}", "middle"))
     return join(*parts)
 
 
 def _legend(frontier: Frontier) -> Markup:
-    def entry(kind: str, shape: Markup, name: str) -> Markup:
-        sample = tag("svg", {"class": "lt-sample", "viewBox": "-12 -9 24 18"}, tag("g", {"class": kind}, shape))
+    def entry(css_class: str, shape: Markup, name: str) -> Markup:
+        sample = tag("svg", {"class": "lt-sample", "viewBox": "-12 -9 24 18"}, tag("g", {"class": css_class}, shape))
         return tag("li", None, sample, tag("span", None, name))
 
     return tag(
@@ -94,7 +97,7 @@ def _legend(frontier: Frontier) -> Markup:
         {"class": "lt-legend"},
         entry("lt-chosen", tag("circle", {"r": 7}), "this plan"),
         entry("lt-plan", tag("circle", {"r": 3.5}), "plans for other budgets"),
-        entry("lt-sampled", line("lt-bound", -12, 0, 12, 0), "lower bound"),
+        entry("lt-sampled", line("lt-bound", -12, 0, 12, 0), "proven lower bound"),
         entry("lt-sampled", line("lt-budget", 0, -9, 0, 9), "budget"),
         *(entry("lt-scheme", _scheme(number), point.name) for number, point in enumerate(frontier.baselines)),
     )

@@ -7,12 +7,12 @@
     return `${n.toFixed(2)} TiB`;
   };
   const element = (name, text) => {
-    const made = document.createElement(name);
-    if (text !== undefined) made.textContent = text;  // never markup: names are anybody's
-    return made;
+    const node = document.createElement(name);
+    if (text !== undefined) node.textContent = text;  // not innerHTML: names of modules are untrusted
+    return node;
   };
 
-  const live = (figure) => {
+  const addCursor = (figure) => {
     const data = JSON.parse(figure.querySelector("script").textContent);
     const svg = figure.querySelector("svg");
     const tip = figure.querySelector(".lt-tip");
@@ -45,9 +45,9 @@
           }),
       );
       tip.hidden = false;
-      const place = svg.getBoundingClientRect();
-      const left = (x / svg.viewBox.baseVal.width) * place.width;
-      const right = left > place.width / 2;
+      const box = svg.getBoundingClientRect();
+      const left = (x / svg.viewBox.baseVal.width) * box.width;
+      const right = left > box.width / 2;
       tip.style.left = `${Math.max(0, right ? left - tip.offsetWidth - 4 : left + 24)}px`;
       tip.style.top = "2.5rem";
     };
@@ -57,8 +57,8 @@
     };
 
     svg.addEventListener("pointermove", (event) => {
-      const place = svg.getBoundingClientRect();
-      const x = ((event.clientX - place.left) / place.width) * svg.viewBox.baseVal.width;
+      const box = svg.getBoundingClientRect();
+      const x = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
       if (x < data.edges[0] || x > data.edges[columns]) return hide();
       let low = 0;
       let high = columns;
@@ -80,19 +80,19 @@
 
     const areas = [...svg.querySelectorAll("path[data-band]")];
     for (const item of figure.querySelectorAll("li[data-band]")) {
-      // Areas reach down to the ground, so a band is picked out by fading the colour of all others.
+      // Areas overlap, so a band is highlighted by fading the colours of the others.
       const fade = (others) => areas.forEach((area) => {
         area.style.filter = others && area.dataset.band !== item.dataset.band ? "saturate(.2)" : "";
       });
       item.addEventListener("pointerenter", () => fade(true));
       item.addEventListener("pointerleave", () => fade(false));
     }
-    // The browser's own titles would cover the tip.
+    // Native title tooltips would cover the tip.
     for (const title of svg.querySelectorAll("path[data-band] > title")) title.remove();
   };
 
   for (const report of document.querySelectorAll(".lowtide-report:not([data-live])")) {
     report.dataset.live = "yes";
-    report.querySelectorAll("figure.lt-stack").forEach(live);
+    report.querySelectorAll("figure.lt-stack").forEach(addCursor);
   }
 })();

@@ -1,7 +1,7 @@
-"""A report as one HTML page, or as a fragment of one for notebooks: nothing is loaded from anywhere.
+"""A report as a self-contained HTML page, or as a fragment for notebooks.
 
-Everything is there without scripts; a little script adds a cursor that tells what runs and who holds memory.
-Light or dark follows the reader's setting.
+The page is complete without scripts. A small script adds a cursor that shows the running op and the live bytes.
+The page follows the light or dark setting of the browser.
 """
 
 from __future__ import annotations
@@ -10,22 +10,32 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from .._units import format_time
-from .accounts import ModuleAccount
-from .bands import OUTSIDE, stack_by_kind, stack_by_module
-from .charts import stack_chart, swatch
+from .bands import OUTSIDE, stack_by_category, stack_by_module
 from .frontier_chart import frontier_chart
 from .markup import Markup, join, tag
-from .palette import COLOURS, colours_by_kind, colours_by_module
+from .module_totals import ModuleTotals
+from .palette import COLOURS, colours_by_category, colours_by_module
 from .report import Report
-from .summary import FRONTIER_CAPTION, KINDS_CAPTION, MODULES_CAPTION, headlines, peak_sentence
-from .terminal import elsewhere_in, module_cells, module_columns, shorten
+from .stack_chart import stack_chart
+from .summary import (
+    BY_CATEGORY_CAPTION,
+    BY_CATEGORY_TITLE,
+    BY_MODULE_CAPTION,
+    BY_MODULE_TITLE,
+    FRONTIER_CAPTION,
+    FRONTIER_TITLE,
+    headlines,
+    peak_sentence,
+)
+from .svg import swatch
+from .terminal import extra_decisions, module_cells, module_columns, shorten
 
-_MOST_ROWS = 40
+_MAX_ROWS = 40
 _COLUMNS = 320
 
 
 def report_page(report: Report) -> str:
-    """The whole page."""
+    """Return the whole page."""
     head = join(
         tag("meta", {"charset": "utf-8"}),
         tag("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
@@ -38,46 +48,40 @@ def report_page(report: Report) -> str:
 
 
 def report_fragment(report: Report) -> Markup:
-    """The same as one element, with its style and script inside it."""
-    inside = tag("div", {"class": "lt-inside"}, *_sections(report))
+    """Return the report as one element that contains its style and script."""
+    content = tag("div", {"class": "lt-content"}, *_sections(report))
     return tag(
         "div",
         {"class": "lowtide-report"},
         tag("style", None, Markup(_style())),
-        inside,
+        content,
         tag("script", None, Markup(_file("page.js"))),
     )
 
 
 def _sections(report: Report) -> list[Markup]:
-    kinds, modules = stack_by_kind(report.timeline, _COLUMNS), stack_by_module(report.timeline, _COLUMNS)
-    found = [
+    categories, modules = stack_by_category(report.timeline, _COLUMNS), stack_by_module(report.timeline, _COLUMNS)
+    by_category = stack_chart(report, categories, colours_by_category(categories), BY_CATEGORY_TITLE)
+    by_module = stack_chart(report, modules, colours_by_module(modules), BY_MODULE_TITLE)
+    sections = [
         _header(report),
-        _section(
-            "Memory over the step, by kind",
-            stack_chart(report, kinds, colours_by_kind(kinds), "Memory over the step, by kind"),
-            KINDS_CAPTION,
-        ),
-        _section(
-            "Memory over the step, by module",
-            stack_chart(report, modules, colours_by_module(modules), "Memory over the step, by module"),
-            MODULES_CAPTION,
-        ),
+        _section(BY_CATEGORY_TITLE, by_category, BY_CATEGORY_CAPTION),
+        _section(BY_MODULE_TITLE, by_module, BY_MODULE_CAPTION),
     ]
     if report.comparisons:
-        found.append(_section("Predicted and measured", _comparisons(report)))
+        sections.append(_section("Predicted and measured", _comparisons(report)))
     if report.frontier is not None:
-        found.append(_section("What less memory costs", frontier_chart(report, report.frontier), FRONTIER_CAPTION))
+        sections.append(_section(FRONTIER_TITLE, frontier_chart(report, report.frontier), FRONTIER_CAPTION))
     if report.modules:
-        found.append(_section("Values by module", _modules(report.modules)))
+        sections.append(_section("Values by module", _modules(report.modules)))
     if report.plan.pinned:
-        found.append(_section("Pinned: kept, because a replay is not allowed", _pinned(report)))
-    return found
+        sections.append(_section("Pinned ops: kept because a replay is not allowed", _pinned(report)))
+    return sections
 
 
 def _section(title: str, body: Markup, caption: str = "") -> Markup:
-    note = tag("p", {"class": "lt-caption"}, caption) if caption else Markup("")
-    return tag("section", None, tag("h2", None, title), body, note)
+    paragraph = tag("p", {"class": "lt-caption"}, caption) if caption else Markup("")
+    return tag("section", None, tag("h2", None, title), body, paragraph)
 
 
 def _header(report: Report) -> Markup:
@@ -93,14 +97,14 @@ def _header(report: Report) -> Markup:
         for headline in headlines(report)
     ]
     about = (
-        f"One training step on {trace.device}: {len(trace.ops):,} ops of forward, {len(trace.unpacks):,} asks of "
-        f"backward. The plan was found by {plan.solver} in {format_time(plan.solve_s)}."
+        f"One training step on {trace.device}: {len(trace.ops):,} ops in forward, {len(trace.unpacks):,} unpacks in "
+        f"backward. Plan: {plan.solver}, found in {format_time(plan.solve_s)}."
     )
     note = tag("p", {"class": "lt-about"}, trace.note) if trace.note else Markup("")
     return tag(
         "header",
         None,
-        tag("h1", None, "A step within its budget" if _fits(report) else "A step above its budget"),
+        tag("h1", None, "The step fits its budget" if _fits(report) else "The step exceeds its budget"),
         tag("p", {"class": "lt-about"}, about),
         note,
         tag("div", {"class": "lt-tiles"}, *tiles),
@@ -117,33 +121,36 @@ def _comparisons(report: Report) -> Markup:
     return _table(("", "predicted", "measured", "difference"), rows)
 
 
-def _modules(modules: tuple[ModuleAccount, ...]) -> Markup:
+def _modules(modules: tuple[ModuleTotals, ...]) -> Markup:
     colours = {c.name: c for c in COLOURS}
-    shown = {"kept": "held from forward into backward", "recomputed": "saved by plain PyTorch, made again here"}
-    elsewhere = elsewhere_in(modules)
-    meaning_of = {
-        "offloaded": "in the store between forward and backward",
-        "compressed": "held packed between forward and backward",
+    extra = extra_decisions(modules)
+    meanings = {
+        "kept": "kept: held from forward into backward",
+        "recomputed": "recomputed: saved in plain PyTorch, recomputed under the plan",
+        "offloaded": "offloaded: in the store between forward and backward",
+        "compressed": "compressed: between forward and backward",
     }
-    shown |= {way: meaning_of[way] for way in elsewhere}
-    most = max(1, *(row.saved_bytes for row in modules))
+    max_bytes = max(1, *(row.saved_bytes for row in modules))
     rows = [
-        (row.name or OUTSIDE, *module_cells(row, elsewhere), _bar(row, most)) for row in shorten(modules, _MOST_ROWS)
+        (row.name or OUTSIDE, *module_cells(row, extra), _bar(row, max_bytes)) for row in shorten(modules, _MAX_ROWS)
     ]
-    meanings = (tag("li", None, swatch(colours[name]), tag("span", None, meaning)) for name, meaning in shown.items())
-    return join(_table(("modules", *module_columns(elsewhere), ""), rows), tag("ul", {"class": "lt-legend"}, *meanings))
+    legend = (
+        tag("li", None, swatch(colours[name]), tag("span", None, meanings[name]))
+        for name in ("kept", "recomputed", *extra)
+    )
+    return join(_table(("modules", *module_columns(extra), ""), rows), tag("ul", {"class": "lt-legend"}, *legend))
 
 
-def _bar(row: ModuleAccount, most: int) -> Markup:
-    by_kind = {
+def _bar(row: ModuleTotals, max_bytes: int) -> Markup:
+    by_decision = {
         "kept": row.kept_bytes,
         "offloaded": row.offloaded_bytes,
         "compressed": row.compressed_bytes,
         "recomputed": row.recomputed_bytes,
     }
     parts = [
-        tag("i", {"style": f"width:{100 * nbytes / most:.1f}%;background:var(--{name})"})
-        for name, nbytes in by_kind.items()
+        tag("i", {"style": f"width:{100 * nbytes / max_bytes:.1f}%;background:var(--{name})"})
+        for name, nbytes in by_decision.items()
         if nbytes
     ]
     return tag("div", {"class": "lt-bar"}, *parts)
@@ -151,15 +158,15 @@ def _bar(row: ModuleAccount, most: int) -> Markup:
 
 def _pinned(report: Report) -> Markup:
     rows = [(pin.name, f"{pin.count:,}", pin.module or OUTSIDE, pin.why) for pin in report.plan.pinned]
-    return _table(("op", "ops", "module", "why"), rows, names=(0, 2, 3))
+    return _table(("op", "ops", "module", "reason"), rows, names=(0, 2, 3))
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], names: tuple[int, ...] = (0,)) -> Markup:
-    """Numbers to the right, the columns of `names` to the left."""
+    """Return a table. The columns in `names` are aligned left, all others right."""
 
-    def line(kind: str, cells: tuple[str, ...]) -> Markup:
-        made = [tag(kind, {"class": "lt-name"} if k in names else None, cell) for k, cell in enumerate(cells)]
-        return tag("tr", None, *made)
+    def line(cell_tag: str, cells: tuple[str, ...]) -> Markup:
+        classes = [{"class": "lt-name"} if k in names else None for k in range(len(cells))]
+        return tag("tr", None, *(tag(cell_tag, *pair) for pair in zip(classes, cells, strict=True)))
 
     body = tag("tbody", None, *(line("td", row) for row in rows))
     return tag("div", {"class": "lt-wide"}, tag("table", None, tag("thead", None, line("th", header)), body))

@@ -1,4 +1,4 @@
-"""The colours of bands, for light and for dark ground. Kinds have theirs by meaning, modules by order."""
+"""Colours of bands on light and dark backgrounds: fixed for each category, in order for modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .bands import NO_MODULE, REST, Stack
 
 @dataclass(frozen=True)
 class Colour:
-    """One colour for each ground, and its name in a style sheet."""
+    """Name of a CSS variable, and its colour on light and on dark backgrounds."""
 
     name: str
     light: str
@@ -18,7 +18,7 @@ class Colour:
 
 _GREY = Colour("grey", "#b4bcc6", "#57616e")
 _PALE = Colour("pale", "#d5dae0", "#434b56")
-_KINDS = {
+_BY_CATEGORY = {
     "parameters": Colour("parameters", "#5f6f86", "#7d8ea8"),
     "gradients": Colour("gradients", "#d99a2b", "#d9a441"),
     "kept": Colour("kept", "#2f77c2", "#4a92dd"),
@@ -39,17 +39,17 @@ MODULE_COLOURS = tuple(
     )
 )  # fmt: skip
 
-COLOURS = (*_KINDS.values(), _PALE, *MODULE_COLOURS)
-"""All of them, each once."""
+COLOURS = (*_BY_CATEGORY.values(), _PALE, *MODULE_COLOURS)
+"""All colours, without duplicates."""
 
 
-def colours_by_kind(stack: Stack) -> list[Colour]:
-    """By band of a stack by kind."""
-    return [_KINDS[band.name] for band in stack.bands]
+def colours_by_category(stack: Stack) -> list[Colour]:
+    """Return the colour of each band of `stack_by_category`."""
+    return [_BY_CATEGORY[band.name] for band in stack.bands]
 
 
 def colours_by_module(stack: Stack) -> list[Colour]:
-    """By band of a stack by module: greys for what is not a module, then one after the other."""
+    """Return the colour of each band of `stack_by_module`: grey for bands that are not modules."""
     greys = {NO_MODULE: _GREY, REST: _PALE}
-    following = iter(MODULE_COLOURS)
-    return [greys[band.name] if band.name in greys else next(following) for band in stack.bands]
+    colours = iter(MODULE_COLOURS)
+    return [greys[band.name] if band.name in greys else next(colours) for band in stack.bands]

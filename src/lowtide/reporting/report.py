@@ -1,7 +1,7 @@
-"""One object that knows everything about a planned step; terminal, figure, page and timeline are views of it.
+"""Report of a planned step. Terminal tables, figure, HTML page and Chrome trace are views of one `Report`.
 
-Made from a trace and a plan, without torch. All bytes are the simulator's; what was measured is shown beside
-them where it is given. A view draws, it never computes anything about the plan.
+A report is computed from a trace and a plan, without torch. All bytes come from the simulator; measured numbers
+are optional. Views only draw.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from .._errors import ArgumentError
 from .._units import format_bytes, format_time
 from ..planning import Plan
 from ..records import Trace
-from .accounts import ModuleAccount, account_modules
 from .frontier import Frontier
-from .timeline import Timeline, follow
+from .module_totals import ModuleTotals, totals_by_module
+from .timeline import Timeline, build_timeline
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One quantity, predicted and measured."""
+    """Predicted and measured number of one quantity."""
 
     name: str
     predicted: str
     measured: str
     difference: float
-    """Measured above predicted, as a share of predicted."""
+    """(measured - predicted) / predicted."""
 
     @property
     def percent(self) -> str:
-        """The difference for people; nothing is never "-0.0 %"."""
+        """The difference as text, never "-0.0 %"."""
         return f"{round(100 * self.difference, 1) + 0.0:+.1f} %"
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a plan does with a step: when memory is full, of what, and what is done about it.
+    """Live bytes over a planned step, decisions by module, and predicted against measured numbers.
 
-    `print` shows a summary, `rich.print` and `table()` a table, a notebook a page.
+    `print` shows a summary, `rich.print` shows tables, and a notebook shows the HTML page.
     """
 
     trace: Trace
@@ -51,7 +51,7 @@ class Report:
     measured_peak_bytes: int | None
     measured_step_s: float | None
     timeline: Timeline = field(repr=False)
-    modules: tuple[ModuleAccount, ...] = field(repr=False)
+    modules: tuple[ModuleTotals, ...] = field(repr=False)
 
     @staticmethod
     def of(
@@ -61,35 +61,35 @@ class Report:
         measured_peak_bytes: int | None = None,
         measured_step_s: float | None = None,
     ) -> Report:
-        """The report of a plan for the step that it was made for; `ArgumentError` for another step."""
+        """Return the report of a plan. Raise `ArgumentError` if the plan was solved for another trace."""
         if not plan.matches(trace):
             raise ArgumentError(
-                f"the plan was made for a step with fingerprint {plan.fingerprint}, and this trace has "
+                f"the plan was solved for a trace with fingerprint {plan.fingerprint}, but this trace has fingerprint "
                 f"{trace.fingerprint}: report on the trace that the plan was solved for"
             )
-        followed = trace if plan.copies else trace.without_copies()
-        timeline = follow(
-            followed, plan.keep, plan.released, plan.offload_deadlines, plan.link, plan.codec_costs, plan.prefetches
+        simulated = trace if plan.copies else trace.without_copies()
+        timeline = build_timeline(
+            simulated, plan.keep, plan.released, plan.offload_deadlines, plan.link, plan.codec_costs, plan.prefetches
         )
-        return Report(trace, plan, frontier, measured_peak_bytes, measured_step_s, timeline, account_modules(timeline))
+        return Report(trace, plan, frontier, measured_peak_bytes, measured_step_s, timeline, totals_by_module(timeline))
 
     @property
     def predicted_peak_bytes(self) -> int:
-        """Of this trace under the plan: the plan's own number, if it was solved for just this trace."""
+        """Simulated peak of this trace under the plan."""
         return self.timeline.simulation.peak_bytes
 
     @property
     def predicted_step_s(self) -> float:
-        """Of this trace under the plan."""
+        """Simulated step time of this trace under the plan."""
         return self.timeline.simulation.step_s
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Predicted against measured, for what was measured."""
-        found = []
+        """Predicted against measured numbers, for the quantities that were measured."""
+        comparisons = []
         if self.measured_peak_bytes is not None:
             peak = self.predicted_peak_bytes
-            found.append(
+            comparisons.append(
                 Comparison(
                     "peak",
                     format_bytes(peak),
@@ -100,14 +100,14 @@ class Report:
         if self.measured_step_s is not None:
             step_s = self.predicted_step_s
             share = self.measured_step_s / step_s - 1 if step_s > 0 else 0.0
-            found.append(Comparison("step time", format_time(step_s), format_time(self.measured_step_s), share))
-        return tuple(found)
+            comparisons.append(Comparison("step time", format_time(step_s), format_time(self.measured_step_s), share))
+        return tuple(comparisons)
 
     def __str__(self) -> str:
         return str(self.plan)
 
     def table(self) -> RenderableType:
-        """Tables for a terminal: `rich.print(report.table())`."""
+        """Return tables for a terminal: `rich.print(report.table())`."""
         from .terminal import report_tables
 
         return report_tables(self)
@@ -116,7 +116,7 @@ class Report:
         return self.table()
 
     def figure(self) -> Any:
-        """A matplotlib figure. Needs `pip install "lowtide[plots]"`."""
+        """Return a matplotlib figure. Needs `pip install "lowtide[plots]"`."""
         from .figure import report_figure
 
         return report_figure(self)
@@ -126,7 +126,7 @@ class Report:
         self.figure().savefig(path, dpi=150, format="png")
 
     def to_html(self) -> str:
-        """One page that needs nothing else: no network, no script from elsewhere."""
+        """Return a self-contained HTML page that loads nothing from the network."""
         from .page import report_page
 
         return report_page(self)
@@ -141,7 +141,7 @@ class Report:
         return report_fragment(self)
 
     def to_chrome_trace(self) -> str:
-        """The timeline as JSON for chrome://tracing and ui.perfetto.dev."""
+        """Return the timeline as JSON for chrome://tracing and ui.perfetto.dev."""
         from .chrome_trace import chrome_trace
 
         return chrome_trace(self)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from .._units import format_bytes, format_time
-from .accounts import ModuleAccount
 from .bands import OUTSIDE
 from .frontier import Frontier
+from .module_totals import ModuleTotals
 from .report import Report
 from .summary import headlines, peak_sentence
-from .timeline import KINDS
+from .timeline import CATEGORIES
 
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 
 
 def report_tables(report: Report) -> RenderableType:
-    """Everything but the pictures."""
+    """Return the tables of the report."""
     parts: list[RenderableType] = [_summary(report), Text(peak_sentence(report), style="dim")]
-    if report.timeline.moments:
-        parts.append(_kinds(report))
+    if report.timeline.intervals:
+        parts.append(_categories(report))
     if report.modules:
         parts.append(_modules(report.modules))
     if report.plan.pinned:
@@ -40,39 +42,39 @@ def _summary(report: Report) -> Table:
     for headline in headlines(report):
         table.add_row(headline.label, headline.value, headline.detail)
     for one in report.comparisons:
-        detail = f"measured; {one.predicted} predicted, {one.percent}"
+        detail = f"measured; {one.predicted} predicted, difference {one.percent}"
         table.add_row(one.name, one.measured, detail)
     return table
 
 
-def _kinds(report: Report) -> Table:
+def _categories(report: Report) -> Table:
     timeline = report.timeline
-    table = _table("bytes at the peak")
-    table.add_column("kind")
+    table = _table("Live bytes at the peak")
+    table.add_column("category")
     table.add_column("bytes", justify="right")
     table.add_column("share", justify="right")
-    for name, nbytes in zip(KINDS, timeline.kind_bytes[timeline.peak].tolist(), strict=True):
+    for name, nbytes in zip(CATEGORIES, timeline.category_bytes[timeline.peak].tolist(), strict=True):
         if nbytes:
             share = 100 * nbytes / report.predicted_peak_bytes
             table.add_row(name, format_bytes(nbytes), f"{share:.0f} %")
     return table
 
 
-def _modules(modules: tuple[ModuleAccount, ...]) -> Table:
-    table = _table("values by module")
+def _modules(modules: tuple[ModuleTotals, ...]) -> Table:
+    table = _table("Values by module")
     table.add_column("modules", overflow="fold")
-    elsewhere = elsewhere_in(modules)
-    for name in module_columns(elsewhere):
+    extra = extra_decisions(modules)
+    for name in module_columns(extra):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in shorten(modules, _MOST_ROWS):
-        table.add_row(Text(row.name or OUTSIDE), *module_cells(row, elsewhere))
+    for row in shorten(modules, _MAX_ROWS):
+        table.add_row(Text(row.name or OUTSIDE), *module_cells(row, extra))
     return table
 
 
 def _pinned(report: Report) -> Table:
-    table = _table("pinned: kept, because a replay is not allowed")
+    table = _table("Pinned ops: kept because a replay is not allowed")
     table.add_column("ops", justify="right")
-    for name in ("op", "module", "why"):
+    for name in ("op", "module", "reason"):
         table.add_column(name, overflow="fold")
     for pin in report.plan.pinned:
         table.add_row(f"{pin.count:,}", Text(pin.name), Text(pin.module), Text(pin.why))
@@ -80,7 +82,7 @@ def _pinned(report: Report) -> Table:
 
 
 def _frontier(report: Report, frontier: Frontier) -> Table:
-    table = _table("frontier")
+    table = _table("Step time against peak bytes")
     for name in ("peak", "of plain", "time", "bound"):
         table.add_column(name, justify="right")
     table.add_column("plan or scheme")
@@ -93,22 +95,22 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def elsewhere_in(modules: tuple[ModuleAccount, ...]) -> tuple[str, ...]:
-    """Where values wait other than whole in memory, if any do: where nothing is offloaded nothing is said of it."""
+def extra_decisions(modules: tuple[ModuleTotals, ...]) -> tuple[str, ...]:
+    """Return which of "offloaded" and "compressed" occur. Tables omit columns without values."""
     used = {
         "offloaded": any(row.offloaded_bytes for row in modules),
         "compressed": any(row.compressed_bytes for row in modules),
     }
-    return tuple(way for way, is_used in used.items() if is_used)
+    return tuple(decision for decision, is_used in used.items() if is_used)
 
 
-def module_columns(elsewhere: tuple[str, ...]) -> tuple[str, ...]:
-    """What the numbers of an account are."""
+def module_columns(extra: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the column titles for `module_cells`."""
     return (
         "ops",
         "kept",
         "bytes",
-        *(name for way in elsewhere for name in (way, "bytes")),
+        *(name for decision in extra for name in (decision, "bytes")),
         "recomputed",
         "bytes",
         "replays",
@@ -116,8 +118,8 @@ def module_columns(elsewhere: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def module_cells(row: ModuleAccount, elsewhere: tuple[str, ...]) -> tuple[str, ...]:
-    """The numbers of one account as text, without its name."""
+def module_cells(row: ModuleTotals, extra: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the totals of one module pattern as text, without its name."""
     numbers = {
         "offloaded": (f"{row.values_offloaded:,}", format_bytes(row.offloaded_bytes)),
         "compressed": (f"{row.values_compressed:,}", format_bytes(row.compressed_bytes)),
@@ -126,7 +128,7 @@ def module_cells(row: ModuleAccount, elsewhere: tuple[str, ...]) -> tuple[str, .
         f"{row.ops:,}",
         f"{row.values_kept:,}",
         format_bytes(row.kept_bytes),
-        *(cell for way in elsewhere for cell in numbers[way]),
+        *(cell for decision in extra for cell in numbers[decision]),
         f"{row.values_recomputed:,}",
         format_bytes(row.recomputed_bytes),
         f"{row.replays:,}",
@@ -134,12 +136,12 @@ def module_cells(row: ModuleAccount, elsewhere: tuple[str, ...]) -> tuple[str, .
     )
 
 
-def shorten(modules: tuple[ModuleAccount, ...], most: int) -> tuple[ModuleAccount, ...]:
-    """The first accounts, and one for all that would be too many."""
-    if len(modules) <= most:
+def shorten(modules: tuple[ModuleTotals, ...], max_rows: int) -> tuple[ModuleTotals, ...]:
+    """Return at most `max_rows` rows; the last one sums up the rest."""
+    if len(modules) <= max_rows:
         return modules
-    rest = modules[most - 1]
-    for row in modules[most:]:
+    rest = modules[max_rows - 1]
+    for row in modules[max_rows:]:
         rest = rest + row
-    count = len(modules) - most + 1
-    return (*modules[: most - 1], ModuleAccount(**{**vars(rest), "name": f"{count} other kinds"}))
+    count = len(modules) - max_rows + 1
+    return (*modules[: max_rows - 1], replace(rest, name=f"{count} other patterns"))

@@ -1,4 +1,4 @@
-"""Round places for the marks of an axis."""
+"""Round tick positions for chart axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**4
 
 
 def round_ticks(high: float, count: int = 6) -> list[float]:
-    """From nought to `high`, in steps of 1, 2 or 5 times a power of ten: about `count` of them."""
+    """Return about `count` ticks from 0 to `high`, in steps of 1, 2 or 5 times a power of ten."""
     if high <= 0:
         return [0.0]
     rough = high / count
@@ -20,20 +20,20 @@ def round_ticks(high: float, count: int = 6) -> list[float]:
 
 
 def ratio_ticks(high: float) -> list[float]:
-    """Ratios from one to `high` that do not crowd each other on a logarithmic axis."""
+    """Return ratios from 1 to `high` with enough space between them on a logarithmic axis."""
     ticks: list[float] = []
-    memory_budget = math.log(max(high, 1.01)) / 8
+    min_distance = math.log(max(high, 1.01)) / 8
     for ratio in _RATIOS:
-        if ratio <= high and (not ticks or math.log(ratio / ticks[-1]) >= memory_budget):
+        if ratio <= high and (not ticks or math.log(ratio / ticks[-1]) >= min_distance):
             ticks.append(float(ratio))
     return ticks
 
 
 def byte_unit(nbytes: int) -> tuple[str, int]:
-    """The unit in which an axis up to `nbytes` reads best, and its bytes."""
+    """Return the name and the size in bytes of the unit for an axis up to `nbytes`."""
     return next((unit for unit in reversed(_UNITS) if nbytes >= 2 * unit[1]), _UNITS[0])
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit in which an axis up to `seconds` reads best, and its seconds."""
+    """Return the name and the length in seconds of the unit for an axis up to `seconds`."""
     return next((unit for unit in reversed(_TIMES) if seconds >= unit[1]), _TIMES[0])
