@@ -1,4 +1,4 @@
-"""One thread, as everywhere; but no garbage collection after each test, of which there are many small ones."""
+"""Fixtures of the codec tests: one torch thread, and no garbage collection after each of the many small tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every codec owes: one suite over all of them."""
+"""Tests that every codec must pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def named(codecs: list[Codec]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("codec", codecs, ids=lambda codec: codec.name)
 
 
-# For each codec, a row that it must be able to make smaller.
+# For each codec, rows of n elements that it must compress.
 SUITABLE: dict[str, Callable[[int], torch.Tensor]] = {
     "constant": lambda n: torch.full((n,), float("nan")),
     "mask": lambda n: (torch.arange(n) % 3 == 0).float() / 0.9,
@@ -43,8 +43,8 @@ SUITABLE: dict[str, Callable[[int], torch.Tensor]] = {
 }
 
 
-def held_bytes(thing: object) -> int:
-    """Bytes of all the distinct storages that can be reached from `thing`, and of its numbers."""
+def held_bytes(encoded: Encoded) -> int:
+    """Return the bytes of the distinct storages and the numbers in the fields of `encoded`."""
     storages: dict[int, int] = {}
     numbers = 0
 
@@ -61,30 +61,30 @@ def held_bytes(thing: object) -> int:
             for item in part:
                 visit(item)
 
-    for field in dataclasses.fields(thing):  # type: ignore[arg-type]
+    for field in dataclasses.fields(encoded):
         if field.name not in ("codec", "geometry"):
-            visit(getattr(thing, field.name))
+            visit(getattr(encoded, field.name))
     return sum(storages.values()) + numbers
 
 
 def encoded_by(codec: Codec, tensor: torch.Tensor) -> Encoded:
     encoded = codec.encode(tensor)
-    assert encoded is not None, f"{codec.name} should take this"
+    assert encoded is not None, f"{codec.name} should compress this tensor"
     return encoded
 
 
-def test_there_is_a_row_for_every_codec() -> None:
+def test_every_codec_has_a_suitable_row() -> None:
     assert SUITABLE.keys() == CODECS.keys()
 
 
 @named(ALL)
-def test_lossy_codecs_state_their_bound_and_exact_ones_have_none(codec: Codec) -> None:
+def test_only_lossy_codecs_have_an_error_bound(codec: Codec) -> None:
     assert (codec.error_bound is None) == codec.exact
     assert CODECS[codec.name] is codec
 
 
 @named(ALL)
-def test_what_suits_a_codec_becomes_smaller_and_comes_back(codec: Codec) -> None:
+def test_suitable_rows_become_smaller_and_round_trip(codec: Codec) -> None:
     for count in (1000, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 2 * CHUNK_ELEMENTS + 37):
         check_round_trip(codec, SUITABLE[codec.name](count))
 
@@ -102,11 +102,11 @@ def check_round_trip(codec: Codec, tensor: torch.Tensor) -> None:
         assert same(back, tensor)
     else:
         assert torch.allclose(back, tensor, rtol=0.0625, atol=0.02)
-    assert same(codec.decode(encoded), back), "decoding twice gives the same"
+    assert same(codec.decode(encoded), back), "decoding twice gives different results"
 
 
 @named(ALL)
-def test_layouts_come_back(codec: Codec) -> None:
+def test_layouts_are_restored(codec: Codec) -> None:
     channels_last = (0, 2, 3, 1)
     for order in (channels_last, (3, 2, 1, 0), (1, 0, 3, 2)):
         tensor = laid_out(SUITABLE[codec.name](4 * 3 * 16 * 16), (4, 3, 16, 16), order, offset=5)
@@ -118,27 +118,27 @@ def test_layouts_come_back(codec: Codec) -> None:
 
 
 @named(ALL)
-def test_a_dimension_of_one_keeps_its_odd_stride(codec: Codec) -> None:
+def test_stride_of_a_dimension_of_size_one_is_restored(codec: Codec) -> None:
     tensor = SUITABLE[codec.name](4096).as_strided((64, 1, 64), (64, 7, 1))
     assert encoded_by(codec, tensor).geometry.stride == (64, 7, 1)
     assert decode(encoded_by(codec, tensor)).stride() == (64, 7, 1)
 
 
 @named(ALL)
-def test_nothing_of_the_tensor_is_held(codec: Codec) -> None:
+def test_no_reference_to_the_tensor_is_kept(codec: Codec) -> None:
     tensor = SUITABLE[codec.name](5000)
-    gone = weakref.ref(tensor.untyped_storage())
+    storage = weakref.ref(tensor.untyped_storage())
     encoded = encoded_by(codec, tensor)
     del tensor
     gc.collect()
-    assert gone() is None
+    assert storage() is None
     for part in encoded.parts:
         assert part.untyped_storage().nbytes() == part.nbytes
         assert not part.requires_grad
 
 
 @named(ALL)
-def test_parameters_and_graphs_do_not_matter(codec: Codec) -> None:
+def test_parameters_decode_to_plain_tensors_without_grad(codec: Codec) -> None:
     row = SUITABLE[codec.name](4096)
     parameter = torch.nn.Parameter(row, requires_grad=row.is_floating_point())
     back = decode(encoded_by(codec, parameter))
@@ -149,10 +149,10 @@ def test_parameters_and_graphs_do_not_matter(codec: Codec) -> None:
 
 
 @named(ALL)
-def test_what_has_no_plain_memory_is_left_alone(codec: Codec) -> None:
+def test_tensors_without_dense_memory_are_refused(codec: Codec) -> None:
     row = SUITABLE[codec.name](4096)
 
-    class Odd(torch.Tensor):
+    class Subclass(torch.Tensor):
         pass
 
     refused = {
@@ -160,7 +160,7 @@ def test_what_has_no_plain_memory_is_left_alone(codec: Codec) -> None:
         "with gaps": row[::2],
         "expanded": row[:1].expand(4096),
         "overlapping": row.as_strided((64, 64), (1, 1)),
-        "a subclass": row.as_subclass(Odd),
+        "a subclass": row.as_subclass(Subclass),
         "no data": row.to("meta"),
     }
     assert [name for name, tensor in refused.items() if codec.encode(tensor) is not None] == []
@@ -170,7 +170,7 @@ def test_what_has_no_plain_memory_is_left_alone(codec: Codec) -> None:
 
 
 @named(ALL)
-def test_a_default_device_does_not_matter(codec: Codec) -> None:
+def test_default_device_is_ignored(codec: Codec) -> None:
     row = SUITABLE[codec.name](4096)
     with torch.device("meta"):
         back = decode(encoded_by(codec, row))
@@ -179,23 +179,23 @@ def test_a_default_device_does_not_matter(codec: Codec) -> None:
 
 
 @named(ALL)
-def test_encoded_values_survive_pickling(codec: Codec) -> None:
+def test_encoded_tensors_can_be_pickled(codec: Codec) -> None:
     encoded = encoded_by(codec, SUITABLE[codec.name](4096))
     assert same(decode(pickle.loads(pickle.dumps(encoded))), decode(encoded))
 
 
-def test_a_codec_refuses_what_another_has_encoded() -> None:
+def test_codec_refuses_a_tensor_encoded_by_another_codec() -> None:
     encoded = encoded_by(CODECS["mask"], SUITABLE["mask"](4096))
-    with pytest.raises(LowtideError, match="encoded by 'mask' and cannot be decoded by 'sparse'"):
+    with pytest.raises(LowtideError, match="codec 'sparse' cannot decode a tensor encoded by 'mask'"):
         CODECS["sparse"].decode(encoded)
-    with pytest.raises(LowtideError, match="no codec is called 'rot13'; codecs are 'exact'"):
+    with pytest.raises(LowtideError, match="unknown codec 'rot13': use 'exact'"):
         decode(dataclasses.replace(encoded, codec="rot13"))
 
 
 @named(EXACT)
 @given(tensor=tensors())
 @settings(max_examples=120, deadline=None)
-def test_exact_codecs_give_back_every_bit(codec: Codec, tensor: torch.Tensor) -> None:
+def test_exact_codecs_restore_every_bit(codec: Codec, tensor: torch.Tensor) -> None:
     before = memory(tensor).copy()
     encoded = codec.encode(tensor)
     assert (memory(tensor) == before).all()
@@ -207,7 +207,7 @@ def test_exact_codecs_give_back_every_bit(codec: Codec, tensor: torch.Tensor) ->
 @named(LOSSY)
 @given(tensor=tensors())
 @settings(max_examples=60, deadline=None)
-def test_lossy_codecs_keep_geometry_and_leave_other_dtypes_alone(codec: Codec, tensor: torch.Tensor) -> None:
+def test_lossy_codecs_restore_geometry_and_refuse_other_dtypes(codec: Codec, tensor: torch.Tensor) -> None:
     before = memory(tensor).copy()
     encoded = codec.encode(tensor)
     assert (memory(tensor) == before).all()
@@ -219,17 +219,17 @@ def test_lossy_codecs_keep_geometry_and_leave_other_dtypes_alone(codec: Codec, t
 
 
 @pytest.mark.parametrize("two", [(0, 1), (0, 255), (1, 2), (127, 128), (3, 3)])
-def test_two_patterns_of_any_dtype_are_a_mask(two: tuple[int, int]) -> None:
+def test_mask_compresses_two_bit_patterns_of_any_dtype(two: tuple[int, int]) -> None:
     for dtype in DTYPES:
         raw = b"".join(bytes([two[i % 5 == 0]]) * dtype.itemsize for i in range(1001))
         tensor = from_bytes(raw, dtype)
         encoded = encoded_by(CODECS["mask"], tensor)
-        # 1001 bits (of complex128, two for each element), and the two patterns.
+        # 1001 bits (complex128: two per element) and two 8-byte patterns.
         assert encoded.nbytes == (251 if dtype is torch.complex128 else 126) + 16
         assert same(decode(encoded), tensor)
 
 
-def test_a_third_pattern_hidden_from_the_sample_is_seen() -> None:
+def test_rare_third_pattern_outside_the_sample_is_found() -> None:
     tensor = torch.zeros(2**20)
     tensor[::2] = 1
     tensor[-5000] = -0.0
@@ -239,14 +239,14 @@ def test_a_third_pattern_hidden_from_the_sample_is_seen() -> None:
     flat[-5000] = -0.0
     assert CODECS["constant"].encode(flat) is None
     assert same(decode(encoded_by(CODECS["mask"], flat)), flat)
-    assert encoded_by(CODECS["sparse"], flat).nbytes == 4 + 4  # one place and one element: -0.0 is not zero
+    assert encoded_by(CODECS["sparse"], flat).nbytes == 4 + 4  # one index and one element: -0.0 is not a zero
     assert same(decode(encoded_by(CODECS["sparse"], flat)), flat)
 
 
-@pytest.mark.parametrize("step", [3, 100], ids=["map", "indices"])
-def test_zeros_are_told_from_what_only_equals_zero(step: int) -> None:
+@pytest.mark.parametrize("step", [3, 100], ids=["bitmap", "indices"])
+def test_sparse_restores_negative_zeros_and_subnormal_numbers(step: int) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
-        for one in (0x80, 0x01):  # the highest and the lowest bit alone: -0.0 and the least subnormal number
+        for one in (0x80, 0x01):  # only the highest or lowest bit set: -0.0 or the smallest subnormal number
             element = bytes([one] + [0] * (dtype.itemsize - 1))
             element = element[::-1] if one == 0x80 else element
             raw = b"".join(bytes(dtype.itemsize) if i % step else element for i in range(5000))
@@ -258,7 +258,7 @@ def test_zeros_are_told_from_what_only_equals_zero(step: int) -> None:
     ("dtype", "bits"),
     [(torch.int16, 8), (torch.int32, 8), (torch.int32, 16), (torch.int64, 8), (torch.int64, 16), (torch.int64, 32)],
 )
-def test_narrow_integers_at_the_edges_of_their_ranges(dtype: torch.dtype, bits: int) -> None:
+def test_narrow_at_the_limits_of_each_dtype(dtype: torch.dtype, bits: int) -> None:
     info = torch.iinfo(dtype)
     narrow = CODECS["narrow"]
     reach = 2**bits
@@ -271,7 +271,7 @@ def test_narrow_integers_at_the_edges_of_their_ranges(dtype: torch.dtype, bits: 
     assert narrow.encode(torch.tensor([info.min, info.max] * 10, dtype=dtype)) is None
 
 
-def test_codecs_may_be_used_from_several_threads() -> None:
+def test_codecs_are_thread_safe() -> None:
     tensors_of = {name: make(50_000) for name, make in SUITABLE.items()}
     expected = {name: CODECS[name].decode(encoded_by(CODECS[name], row)) for name, row in tensors_of.items()}
 
@@ -282,7 +282,7 @@ def test_codecs_may_be_used_from_several_threads() -> None:
         assert all(pool.map(round_trip, list(SUITABLE) * 10))
 
 
-def test_frames_of_the_byte_codec_join() -> None:
+def test_bytes_codec_joins_several_frames() -> None:
     tensor = torch.arange(5 * 2**20, dtype=torch.int64)  # 40 MiB: three frames
     encoded = encoded_by(CODECS["bytes"], tensor)
     assert len(encoded.scalars) == 3
@@ -290,13 +290,13 @@ def test_frames_of_the_byte_codec_join() -> None:
 
 
 @named(ALL)
-def test_the_work_takes_little_memory_beside_the_result(codec: Codec) -> None:
-    """Of what torch allocates: all but the frames of the byte codec before they are joined."""
+def test_temporary_memory_is_small(codec: Codec) -> None:
+    """Counts torch allocations. The frames of `bytes` before they are joined are not included."""
     tensor = SUITABLE[codec.name](2**23)  # 32 MiB, or 64
     with PeakMeter() as encoding:
         encoded = encoded_by(codec, tensor)
     with PeakMeter() as decoding:
         decode(encoded)
     slack = 8 * 2**20
-    assert encoding.peak_bytes <= tensor.nbytes + encoded.nbytes + slack  # the meter sees views of the tensor too
+    assert encoding.peak_bytes <= tensor.nbytes + encoded.nbytes + slack  # the meter also counts views of the input
     assert decoding.peak_bytes <= tensor.nbytes + encoded.nbytes + slack

@@ -1,4 +1,4 @@
-"""Bools, eight to a byte: NumPy's way, which a CPU takes, and that of torch ops, which other devices take, are one."""
+"""Bit-packing with NumPy, used on CPU, and with torch ops, used on other devices, gives the same bitmaps."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from lowtide.codecs.mask import pack_mask_torch, unpack_mask_torch
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 64, 1000, 4099])
 @pytest.mark.parametrize("offset", [0, 3])
-def test_both_ways_agree_and_give_back_what_they_were_given(count: int, offset: int) -> None:
+def test_numpy_and_torch_bitmaps_are_equal_and_round_trip(count: int, offset: int) -> None:
     generator = torch.Generator().manual_seed(count)
     flags = (torch.rand(count + offset, generator=generator) > 0.4)[offset:]
     packed = pack_bits(flags)
@@ -22,7 +22,7 @@ def test_both_ways_agree_and_give_back_what_they_were_given(count: int, offset: 
 
 @pytest.mark.parametrize("count", [1, 9, 64, 4099])
 @pytest.mark.parametrize("two", [(0.0, 1.0), (0.0, 1.25), (-2.5, 1e-40), (3.0, 3.0)])
-def test_masks_are_the_same_by_torch_ops(count: int, two: tuple[float, float]) -> None:
+def test_mask_codec_gives_the_same_bitmap_with_torch_ops(count: int, two: tuple[float, float]) -> None:
     generator = torch.Generator().manual_seed(count)
     mask = torch.tensor(two)[(torch.rand(count, generator=generator) > 0.4).long()]
     bits = mask.view(torch.int32)
@@ -30,10 +30,10 @@ def test_masks_are_the_same_by_torch_ops(count: int, two: tuple[float, float]) -
     packed = pack_mask_torch(bits, low, high)
     assert packed is not None
     assert pack_mask_torch(torch.cat([bits, torch.tensor([7], dtype=torch.int32)]), low, high) is None
-    released = torch.empty_like(bits)
-    unpack_mask_torch(packed, low, low ^ high, released)
-    assert torch.equal(released, bits)
-    if (encoded := CODECS["mask"].encode(mask)) is not None:  # a few elements are not worth it
+    unpacked = torch.empty_like(bits)
+    unpack_mask_torch(packed, low, low ^ high, unpacked)
+    assert torch.equal(unpacked, bits)
+    if (encoded := CODECS["mask"].encode(mask)) is not None:  # None for a few elements: not smaller
         assert encoded.scalars == (low, low ^ high)
         assert torch.equal(encoded.parts[0], packed)
         assert torch.equal(decode(encoded), mask)

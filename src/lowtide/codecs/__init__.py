@@ -1,19 +1,20 @@
-"""Codecs: values held in fewer bytes, exactly or within a stated error.
+"""Codecs that compress values, exactly or within a stated error.
 
-`resolve` turns names into codecs, a `Chooser` finds which of them pays for a value, `Codec.encode` makes an
-`Encoded` and `decode` a tensor again. What may be lost is only what the user has asked for by name.
+`resolve` turns names into codecs. `Codec.encode` compresses a tensor to an `Encoded`; `decode` decompresses
+it. A `Chooser` selects the codec that is worth its time for a value. Lossy codecs are used only if the user
+names them.
 
-| name       | exact | for                                                          |
-|------------|-------|--------------------------------------------------------------|
-| `constant` | yes   | all elements the same                                        |
-| `mask`     | yes   | two different elements: bools, dropout masks                 |
-| `narrow`   | yes   | integers of a small range                                    |
-| `sparse`   | yes   | many zeros                                                   |
-| `bytes`    | yes   | anything that compresses (`pip install "lowtide[codecs]"`)   |
-| `bf16`     | no    | floats: 2⁻⁸ of each value                                    |
-| `fp16`     | no    | floats: 2⁻¹¹ of each value                                   |
-| `fp8`      | no    | floats: 2⁻⁴ of each value                                    |
-| `int8`     | no    | floats: 1/253 of the largest in each 64                      |
+| name       | exact | for                                                        |
+|------------|-------|------------------------------------------------------------|
+| `constant` | yes   | tensors whose elements are all equal                       |
+| `mask`     | yes   | tensors with two distinct elements: bools, dropout masks   |
+| `narrow`   | yes   | integers with a small range                                |
+| `sparse`   | yes   | tensors with many zeros                                    |
+| `bytes`    | yes   | any compressible bytes (`pip install "lowtide[codecs]"`)   |
+| `bf16`     | no    | floats, relative error 2⁻⁸                                 |
+| `fp16`     | no    | floats, relative error 2⁻¹¹                                |
+| `fp8`      | no    | floats, relative error 2⁻⁴                                 |
+| `int8`     | no    | floats, error 1/253 of the largest in each block of 64     |
 """
 
 from ._base import Codec, Encoded, Geometry

@@ -1,16 +1,16 @@
-"""What a codec is: a way to hold the content of a storage in fewer bytes.
+"""Base class of codecs, its records, and helpers that codecs share.
 
-A codec takes a tensor that covers memory densely (any dtype, any order of strides) and gives an `Encoded`,
-or None where it does not apply or would not be smaller. Decoding makes a new tensor of the same dtype, shape,
-strides and device. Exact codecs give back every bit, also of NaNs, negative zeros and subnormal numbers;
-lossy ones state their error bound. The tensor given is never modified, and nothing of it is held afterwards.
+`encode` compresses a dense tensor of any dtype and stride order. It returns None if the codec does not apply
+or the result would not be smaller. `decode` returns a new tensor with the same dtype, shape, strides and
+device. Exact codecs restore every bit, including NaN payloads, negative zeros and subnormal numbers. Lossy
+codecs state an error bound. The input tensor is not modified, and no reference to it is kept.
 
-Encoding and decoding work through the memory in chunks, so that what they take beside the result is a few
-MiB, whatever the size (`bytes`: its result once more): they run when memory is short. Subclasses only see one row
-of elements in memory order. All is in torch ops, or NumPy's where those
-are quicker on a CPU, so it runs where the tensor is; only a CPU has been tried.
-Not encoded at all, because there is no plain memory to speak of: tensor subclasses, sparse and quantised
-layouts, lazily conjugated or negated views, tensors with gaps or overlaps, and those without elements.
+Codecs run when memory is short, so they work in chunks. Besides the result they allocate a few MiB, whatever
+the size of the tensor; `bytes` allocates its result twice. Subclasses handle one row of elements in memory
+order. They use torch ops, or NumPy where NumPy is faster on CPU. Only CPU has been tested.
+
+Some tensors are never compressed: tensor subclasses, sparse and quantised layouts, lazily conjugated or
+negated views, tensors with gaps or overlaps, and empty tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .._errors import ArgumentError
 
 Tensor = torch.Tensor
 
-CHUNK_ELEMENTS = 2**18  # elements in one chunk: a multiple of every block, and small enough for a cache
+CHUNK_ELEMENTS = 2**18  # a multiple of every block size; small enough for the CPU cache
 SCALAR_BYTES = 8
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
@@ -34,34 +34,36 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: tor
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What a tensor is apart from its content."""
+    """Everything about a tensor except its content."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
     device: torch.device
     count: int
-    """How many elements there are."""
+    """Number of elements."""
 
     @property
     def nbytes(self) -> int:
-        """What the tensor takes."""
+        """Size of the tensor in bytes."""
         return self.count * self.dtype.itemsize
 
 
 class FixedSize(NamedTuple):
-    """What a codec takes for any content, as long as that is finite."""
+    """Compressed size of a codec that does not depend on the content, as long as all elements are finite."""
 
     bits: int
-    """For each element."""
+    """Compressed bits per element."""
     block_bytes: int = 0
-    """More for every 64 of them."""
+    """Additional compressed bytes per block of 64 elements."""
     work_bytes_per_element: int = 0
-    """For each element of a chunk, while it encodes or decodes; more where values are near the ends of their range."""
+    """Temporary bytes per element while a chunk is compressed or decompressed.
+
+    Values near the limits of their dtype may need more."""
 
 
 class EncodedRow(NamedTuple):
-    """What a subclass makes of a row."""
+    """Result of a codec for one row of elements."""
 
     parts: tuple[Tensor, ...]
     scalars: tuple[int, ...] = ()
@@ -69,79 +71,81 @@ class EncodedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The content of a tensor, held by a codec."""
+    """A compressed tensor."""
 
     codec: str
     parts: tuple[Tensor, ...] = field(repr=False)
-    """Where the codec put them: on the tensor's device, or in host memory (`bytes`)."""
+    """Compressed data, on the device of the tensor, or in host memory for `bytes`."""
     scalars: tuple[int, ...]
-    """Single numbers, up to 64 bits each."""
+    """Additional numbers of up to 64 bits each."""
     geometry: Geometry
 
     @property
     def nbytes(self) -> int:
-        """All the bytes held, of whole storages; the few Python objects around them are not counted."""
+        """Compressed size: the storages of all parts and the scalars, without Python objects."""
         return sum(part.untyped_storage().nbytes() for part in self.parts) + SCALAR_BYTES * len(self.scalars)
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than the tensor; nothing at all, which is what zeros may take, counts as a byte."""
+        """Size of the tensor divided by the compressed size. A compressed size of 0 counts as one byte."""
         return self.geometry.nbytes / max(self.nbytes, 1)
 
 
 class Codec(ABC):
-    """One way to hold a tensor in fewer bytes. Codecs have no state and may be used from several threads."""
+    """Base class of all codecs. Codecs have no state and are thread-safe."""
 
     name: ClassVar[str]
     exact: ClassVar[bool]
     error_bound: ClassVar[str | None] = None
-    """For a lossy codec: how far a decoded finite value x̂ may be from x."""
+    """For lossy codecs: the largest distance between a finite value x and its decompressed value x̂."""
 
     def encode(self, tensor: Tensor) -> Encoded | None:
-        """`tensor`, held smaller; None where this codec does not apply or would not be smaller."""
+        """Compress `tensor`. Return None if the codec does not apply or the result would not be smaller."""
         geometry = geometry_of(tensor)
         if geometry is None or not self.accepts(geometry.dtype):
             return None
-        packed = self._encode_row(row_of(tensor, geometry.count))
-        if packed is None:
+        encoded_row = self._encode_row(row_of(tensor, geometry.count))
+        if encoded_row is None:
             return None
-        encoded = Encoded(self.name, packed.parts, packed.scalars, geometry)
+        encoded = Encoded(self.name, encoded_row.parts, encoded_row.scalars, geometry)
         return encoded if encoded.nbytes < geometry.nbytes else None
 
     def decode(self, encoded: Encoded) -> Tensor:
-        """A new tensor with the content that was encoded."""
+        """Decompress to a new tensor."""
         if encoded.codec != self.name:
-            raise ArgumentError(f"this was encoded by {encoded.codec!r} and cannot be decoded by {self.name!r}")
+            raise ArgumentError(
+                f"codec {self.name!r} cannot decode a tensor encoded by {encoded.codec!r}: use lowtide.codecs.decode"
+            )
         geometry = encoded.geometry
         tensor = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=geometry.device)
         self._decode_row(encoded, row_of(tensor, geometry.count))
         return tensor
 
     def accepts(self, dtype: torch.dtype) -> bool:
-        """Whether tensors of this dtype can be encoded at all."""
+        """Return whether the codec applies to tensors of this dtype."""
         return True
 
     def fixed_size(self, dtype: torch.dtype, *, binary: bool = False) -> FixedSize | None:
-        """What tensors of this dtype take whatever they contain; None where that depends on it.
+        """Return the compressed size for this dtype, or None if the size depends on the content.
 
-        `binary`: their elements are known to be two different ones at most.
+        `binary` means that the tensors have at most two distinct elements.
         """
         return None
 
     @abstractmethod
     def _encode_row(self, row: Tensor) -> EncodedRow | None:
-        """The elements in memory order, at least one, packed; they must not be written."""
+        """Compress the elements of a non-empty row without writing to it. Return None if that does not pay."""
 
     @abstractmethod
     def _decode_row(self, encoded: Encoded, row: Tensor) -> None:
-        """Write the elements into `row`."""
+        """Decompress into `row`."""
 
     def __repr__(self) -> str:
         return f"<codec {self.name!r}, {'exact' if self.exact else 'lossy'}>"
 
 
 def geometry_of(tensor: Tensor) -> Geometry | None:
-    """The geometry of a tensor that codecs take, else None."""
+    """Return the geometry of `tensor`, or None if codecs do not apply to it."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         return None
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
@@ -153,7 +157,7 @@ def geometry_of(tensor: Tensor) -> Geometry | None:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements, in some order, are one behind the other."""
+    """Return whether the elements fill their memory without gaps or overlaps, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
@@ -165,25 +169,25 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def row_of(tensor: Tensor, count: int) -> Tensor:
-    """The `count` elements of a dense tensor in the order of the memory, as a view that has no history."""
+    """Return a detached 1-d view of the `count` elements of a dense tensor, in memory order."""
     if tensor.dim() == 1 and not tensor.requires_grad:
         return tensor
     return tensor.detach().as_strided((count,), (1,), tensor.storage_offset())
 
 
 def as_bits(row: Tensor) -> Tensor:
-    """The same memory as integers of the same width (two of them for each complex128)."""
+    """Return a view of the row as integers of the same width. A complex128 element becomes two integers."""
     return row.view(_BITS[row.dtype.itemsize])
 
 
 def chunks(count: int) -> Iterator[slice]:
-    """The row, chunk by chunk."""
+    """Yield the slices that split a row of `count` elements into chunks."""
     for start in range(0, count, CHUNK_ELEMENTS):
         yield slice(start, min(start + CHUNK_ELEMENTS, count))
 
 
 def sample(row: Tensor, parts: int = 16, length: int = 1024) -> Tensor:
-    """A small part of the row: runs of elements from all over it, or all of it where it is small."""
+    """Return `parts` evenly spaced runs of `length` elements, or the whole row if it is small."""
     count = len(row)
     if count <= 2 * parts * length:
         return row
@@ -192,11 +196,11 @@ def sample(row: Tensor, parts: int = 16, length: int = 1024) -> Tensor:
 
 
 def extremes(bits: Tensor) -> tuple[int, int]:
-    """The least and the largest of some integers."""
+    """Return the smallest and the largest of some integers."""
     least, largest = torch.aminmax(bits)
     return int(least), int(largest)
 
 
 def index_dtype(count: int) -> torch.dtype:
-    """The narrowest integers that can count so far."""
+    """Return the narrowest dtype for indices below `count`."""
     return torch.int32 if count <= 2**31 else torch.int64

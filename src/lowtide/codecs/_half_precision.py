@@ -1,7 +1,7 @@
-"""What bf16 and fp16 share: every value rounded to sixteen bits, the whole scaled by one power of two.
+"""Base class of bf16 and fp16: the tensor is scaled by one power of two and rounded to sixteen bits.
 
-NaN stays NaN (some bits of its payload are lost), infinities stay, finite values stay finite. The power of two
-brings the largest magnitude M into the range of the narrow dtype; scaling itself loses nothing.
+The scale brings the largest finite magnitude M into the range of the narrow dtype; scaling is exact.
+Infinities stay, finite values stay finite, and NaN stays NaN but loses some payload bits.
 """
 
 from __future__ import annotations
@@ -22,63 +22,63 @@ _WIDE = {
 
 
 class HalfPrecision(Codec):
-    """Sixteen bits a value."""
+    """Base class of codecs with sixteen bits per element."""
 
     exact = False
     narrow: ClassVar[torch.dtype]
 
     def accepts(self, dtype: torch.dtype) -> bool:
-        """float32 and float64, real or complex."""
+        """Return whether `dtype` is float32, float64 or the complex dtype of one of these."""
         return dtype in _WIDE
 
     def fixed_size(self, dtype: torch.dtype, *, binary: bool = False) -> FixedSize | None:
-        """Two bytes a value."""
+        """Return two bytes per element."""
         return FixedSize(bits=16) if dtype in (torch.float32, torch.float64) else None
 
     def _encode_row(self, row: Tensor) -> EncodedRow | None:
         values = row.view(_WIDE[row.dtype])
         largest = largest_finite(values)
         exponent = self.exponent(largest)
-        kept = torch.empty(len(values), dtype=self.narrow, device=values.device)
+        narrowed = torch.empty(len(values), dtype=self.narrow, device=values.device)
         cap = self._cap(largest, exponent, values.dtype)
         if exponent == 0 and cap is None:
-            kept.copy_(values)
-            return EncodedRow((kept,), (exponent,))
+            narrowed.copy_(values)
+            return EncodedRow((narrowed,), (exponent,))
         for chunk in chunks(len(values)):
             part = scaled(values[chunk], -exponent)
             if cap is not None:
                 part = torch.where(part.isinf(), part, part.clamp(-cap, cap))
-            kept[chunk] = part
-        return EncodedRow((kept,), (exponent,))
+            narrowed[chunk] = part
+        return EncodedRow((narrowed,), (exponent,))
 
     def _decode_row(self, encoded: Encoded, row: Tensor) -> None:
-        (kept,) = encoded.parts
+        (narrowed,) = encoded.parts
         (exponent,) = encoded.scalars
         values = row.view(_WIDE[row.dtype])
         if exponent == 0:
-            values.copy_(kept)
+            values.copy_(narrowed)
             return
         for chunk in chunks(len(values)):
-            values[chunk] = scaled(kept[chunk].to(values.dtype), exponent)
+            values[chunk] = scaled(narrowed[chunk].to(values.dtype), exponent)
 
     def exponent(self, largest: float) -> int:
-        """The values are divided by 2 to this power when M is `largest`."""
+        """Return e for M = `largest`: the values are divided by 2 to the power of e."""
         raise NotImplementedError
 
     def _cap(self, largest: float, exponent: int, dtype: torch.dtype) -> float | None:
-        """What a scaled magnitude may be at most, where rounding up would make a finite value infinite."""
+        """Return the limit on scaled magnitudes, or None if rounding up cannot make a finite value infinite."""
         if math.frexp(largest)[1] < math.frexp(torch.finfo(dtype).max)[1]:
             return None
-        # M is in the last binade: the largest narrow number below the next power of two.
+        # M is in the last binade. The limit is the largest narrow number below the next power of two.
         _, above = math.frexp(math.ldexp(largest, -exponent))
         return math.ldexp(1 - torch.finfo(self.narrow).eps / 2, above)
 
 
 def largest_finite(values: Tensor) -> float:
-    """The largest finite magnitude, 0 where there is none."""
+    """Return the largest finite magnitude, or 0 if no value is finite."""
     least, most = torch.aminmax(values)
     largest = max(-float(least), float(most))
-    if math.isfinite(largest):  # aminmax passes NaN on
+    if math.isfinite(largest):  # not finite if there is a NaN: aminmax propagates NaN
         return largest
     largest = 0.0
     for chunk in chunks(len(values)):
@@ -88,7 +88,7 @@ def largest_finite(values: Tensor) -> float:
 
 
 def scaled(values: Tensor, exponent: int) -> Tensor:
-    """values · 2^exponent, in two factors, because one may be out of range."""
+    """Return values · 2^exponent. Two factors are used because a single one may be out of range."""
     if exponent == 0:
         return values
     half = exponent // 2

@@ -1,7 +1,7 @@
-"""Floats in bfloat16: the exponents of float32, eight bits of precision.
+"""bf16: floats as bfloat16, with the exponents of float32 and eight bits of precision.
 
-Lossy, half of a float32. Scaled only where M, the largest finite magnitude, is too large or too small to leave
-room below it; what bfloat16 represents is exact otherwise.
+Lossy, half the size of float32. The tensor is scaled only if M, the largest finite magnitude, is close to
+the limits of bfloat16. Otherwise values that bfloat16 can represent are restored exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ._half_precision import HalfPrecision
 
 
 class BF16(HalfPrecision):
-    """Each value as bfloat16."""
+    """Stores each value as bfloat16."""
 
     name = "bf16"
     error_bound = (
@@ -24,5 +24,5 @@ class BF16(HalfPrecision):
     narrow = torch.bfloat16
 
     def exponent(self, largest: float) -> int:
-        """0 for M in 2⁻⁶⁰ … 2¹²⁷, else what brings M just below 1."""
+        """Return 0 for M in 2⁻⁶⁰ … 2¹²⁷, else the exponent that brings M just below 1."""
         return 0 if largest == 0 or 2.0**-60 <= largest < 2.0**127 else math.frexp(largest)[1]

@@ -1,18 +1,20 @@
-"""Which codec pays for a value: measured once for each kind of value, then remembered.
+"""Selects the codec for a value: measured once for each category of values, then remembered.
 
-A kind is a dtype, a size class (powers of two), a device, whatever the caller adds, such as the op that made the
-value, and a glance at 256 elements: whether they are one, two or more different ones, and whether many are zeros
-(one op makes dropout masks and activations alike: a product). At the first value of a kind every allowed codec is
-tried on a small sample; those that make it smaller are timed on a larger one (256 Ki elements at most, so that
-measuring takes little memory). A codec pays when it makes values at least `min_ratio` times smaller, saves at
-least `min_saved_bytes`, and is not slower than `min_bytes_per_second` there and back. Of those that pay, that with
-the fewest bytes is first (within 5 %: the fastest); an exact one is preferred to a lossy one that would not take
-a fifth less.
+The category of a value is its dtype, size class (powers of two), device, a key of the caller such as the op
+name, and a content summary of 256 elements: whether they have one, two or more distinct elements, and
+whether many are zeros. The summary is needed because one op makes different content: a product may be a
+dropout mask or an activation.
 
-The sample may mislead, so what `encode` gives is checked again, whole. A kind whose codec fails three times
-running is measured anew (then after six times, twelve, and so on); one for which nothing pays is looked at again
-after every 64 values. The number of remembered kinds is bounded. Speeds are wall-clock times on a machine in
-use, not benchmarks.
+For the first value of a category, every allowed codec is tried on a small sample. Codecs that make the sample
+smaller are timed on a larger one of at most 256 Ki elements. A codec is usable if it reaches `min_ratio`, saves
+`min_saved_bytes` and its round trip is not slower than `min_bytes_per_second`. Usable codecs are ranked by
+compressed size; sizes within 5 % are equal, and the faster codec wins. An exact codec wins over a lossy one
+unless the lossy one saves another fifth.
+
+A sample may mislead, so the result of `encode` is checked on the whole value. A category whose first codec
+fails three times in a row is measured again, later after six failures, then twelve, and so on. A category
+without a usable codec is measured again after 64 values. The number of categories is limited. Speeds are
+wall-clock times on a machine in use, not benchmarks.
 """
 
 from __future__ import annotations
@@ -34,51 +36,56 @@ MIN_SAVED_BYTES = 64 * 2**10
 MIN_BYTES_PER_SECOND = 100e6
 MAX_CATEGORIES = 1024
 LOSSY_PENALTY = 1.25
+"""Factor on the compressed size of lossy codecs when codecs are ranked."""
 SIZE_TOLERANCE = 1.05
+"""Compressed sizes within this factor count as equal."""
 MAX_FAILURES = 3
+"""Failures in a row of the first codec before a category is measured again. Doubles each time."""
 RETRY_AFTER = 64
+"""Values of a category without a usable codec before the category is measured again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How a codec did on a sample of a kind of value."""
+    """Ratio and speed of a codec on a sample. Speeds count uncompressed bytes."""
 
     codec: Codec
     ratio: float
     encode_bytes_per_second: float
-    """Bytes of the tensor, not of what is kept."""
     decode_bytes_per_second: float
 
     @property
     def round_trip_bytes_per_second(self) -> float:
-        """There and back."""
+        """Speed of one compression followed by one decompression."""
         return 1 / (1 / self.encode_bytes_per_second + 1 / self.decode_bytes_per_second)
 
     @property
-    def score(self) -> float:
-        """What is kept of each byte; lossy codecs have to be better by a fifth."""
+    def size_score(self) -> float:
+        """Compressed share of the bytes, with the penalty for lossy codecs. Lower is better."""
         return (1.0 if self.codec.exact else LOSSY_PENALTY) / self.ratio
 
 
-class _Kind:
-    __slots__ = ("asked", "failures", "patience", "ranked")
+class _Category:
+    """Ranked codecs of one category of values, and their recent failures."""
 
-    def __init__(self, ranked: tuple[Measurement, ...], patience: int) -> None:
+    __slots__ = ("failures", "lookups", "max_failures", "ranked")
+
+    def __init__(self, ranked: tuple[Measurement, ...], max_failures: int) -> None:
         self.ranked = ranked
-        self.patience = patience
-        self.asked = 0
-        self.failures = 0  # running, of the codec ranked first
+        self.max_failures = max_failures
+        self.lookups = 0
+        self.failures = 0  # in a row, of the codec ranked first
 
-    def note(self, place: int) -> None:
-        """The codec at this place was the first that did."""
-        self.failures = 0 if place == 0 else self.failures + 1
+    def used(self, rank: int | None) -> None:
+        """Count a success or failure of the first codec. `rank` is the codec that was used, or None."""
+        self.failures = 0 if rank == 0 else self.failures + 1
 
-    def stale(self) -> bool:
-        return self.failures >= self.patience if self.ranked else self.asked >= RETRY_AFTER
+    def is_stale(self) -> bool:
+        return self.failures >= self.max_failures if self.ranked else self.lookups >= RETRY_AFTER
 
 
 class Chooser:
-    """Chooses among some codecs, and remembers. May be used from several threads."""
+    """Selects among the `allowed` codecs and remembers measurements. Thread-safe."""
 
     def __init__(
         self,
@@ -94,95 +101,94 @@ class Chooser:
         self.min_saved_bytes = min_saved_bytes
         self.min_bytes_per_second = min_bytes_per_second
         self._max_categories = max_categories
-        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+        self._categories: OrderedDict[Hashable, _Category] = OrderedDict()
         self._lock = threading.Lock()
 
     def choose(self, tensor: Tensor, key: Hashable = None) -> Codec | None:
-        """The codec that is expected to pay best for `tensor`, or None. `key` says more of its kind."""
-        kind = self._kind(tensor, key)
+        """Return the codec expected to be best for `tensor`, or None. `key` is part of the category."""
+        category = self._category(tensor, key)
         geometry = geometry_of(tensor)
-        if kind is None or geometry is None:
+        if category is None or geometry is None:
             return None
-        few = sample(row_of(tensor, geometry.count))
-        for place, measured in enumerate(kind.ranked):
-            # Values of one kind differ; a sample of this one is soon encoded.
-            encoded = measured.codec.encode(few)
+        small_sample = sample(row_of(tensor, geometry.count))
+        for rank, measured in enumerate(category.ranked):
+            # Values of one category differ, so the codec is tried on a sample of this one.
+            encoded = measured.codec.encode(small_sample)
             if encoded is not None and encoded.ratio >= self.min_ratio:
-                kind.note(place)
+                category.used(rank)
                 return measured.codec
-        kind.note(len(self.allowed))
+        category.used(None)
         return None
 
     def encode(self, tensor: Tensor, key: Hashable = None) -> Encoded | None:
-        """`tensor`, by the best codec that pays for it indeed; None where none does."""
-        kind = self._kind(tensor, key)
-        if kind is None:
+        """Compress `tensor` with the best usable codec. Return None if no codec saves enough."""
+        category = self._category(tensor, key)
+        if category is None:
             return None
-        for place, measured in enumerate(kind.ranked):
+        for rank, measured in enumerate(category.ranked):
             encoded = measured.codec.encode(tensor)
-            if encoded is not None and self._pays(encoded.geometry.nbytes, encoded.ratio):
-                kind.note(place)
+            if encoded is not None and self._saves_enough(encoded.geometry.nbytes, encoded.ratio):
+                category.used(rank)
                 return encoded
-        kind.note(len(self.allowed))
+        category.used(None)
         return None
 
     def measurements(self, tensor: Tensor, key: Hashable = None) -> tuple[Measurement, ...]:
-        """What is known of the codecs that pay for this kind of value, the best first."""
-        kind = self._kind(tensor, key)
-        return kind.ranked if kind is not None else ()
+        """Return the measurements of the usable codecs for the category of `tensor`, best first."""
+        category = self._category(tensor, key)
+        return category.ranked if category is not None else ()
 
     def __len__(self) -> int:
-        return len(self._kinds)
+        return len(self._categories)
 
-    def _pays(self, nbytes: int, ratio: float) -> bool:
+    def _saves_enough(self, nbytes: int, ratio: float) -> bool:
         return ratio >= self.min_ratio and nbytes - nbytes / ratio >= self.min_saved_bytes
 
-    def _kind(self, tensor: Tensor, key: Hashable) -> _Kind | None:
+    def _category(self, tensor: Tensor, key: Hashable) -> _Category | None:
         geometry = geometry_of(tensor)
         if geometry is None or geometry.nbytes < self.min_saved_bytes:
             return None
-        look = glance(row_of(tensor, geometry.count))
-        name = (key, geometry.dtype, geometry.nbytes.bit_length(), geometry.device.type, look)
-        patience = MAX_FAILURES
+        content = content_summary(row_of(tensor, geometry.count))
+        category_key = (key, geometry.dtype, geometry.nbytes.bit_length(), geometry.device.type, content)
+        max_failures = MAX_FAILURES
         with self._lock:
-            known = self._kinds.get(name)
+            known = self._categories.get(category_key)
             if known is not None:
-                self._kinds.move_to_end(name)
-                known.asked += 1
-                if not known.stale():
+                self._categories.move_to_end(category_key)
+                known.lookups += 1
+                if not known.is_stale():
                     return known
                 if known.ranked:
-                    patience = 2 * known.patience  # a kind that is a mixture is not measured again and again
-        kind = _Kind(self._examine(tensor, geometry), patience)
+                    max_failures = 2 * known.max_failures  # mixed content is measured less and less often
+        category = _Category(self._rank(tensor, geometry), max_failures)
         with self._lock:
-            self._kinds[name] = kind
-            self._kinds.move_to_end(name)
-            while len(self._kinds) > self._max_categories:
-                self._kinds.popitem(last=False)
-        return kind
+            self._categories[category_key] = category
+            self._categories.move_to_end(category_key)
+            while len(self._categories) > self._max_categories:
+                self._categories.popitem(last=False)
+        return category
 
-    def _examine(self, tensor: Tensor, geometry: Geometry) -> tuple[Measurement, ...]:
+    def _rank(self, tensor: Tensor, geometry: Geometry) -> tuple[Measurement, ...]:
         row = row_of(tensor, geometry.count)
-        few = sample(row)
-        candidates = [codec for codec in self.allowed if codec.encode(few) is not None]
+        small_sample = sample(row)
+        candidates = [codec for codec in self.allowed if codec.encode(small_sample) is not None]
         if not candidates:
             return ()
-        more = sample(row, length=CHUNK_ELEMENTS // 16)
-        found = (measure(codec, more) for codec in candidates)
-        paying = [
+        large_sample = sample(row, length=CHUNK_ELEMENTS // 16)
+        measured = (measure(codec, large_sample) for codec in candidates)
+        usable = [
             one
-            for one in found
+            for one in measured
             if one is not None
-            and self._pays(geometry.nbytes, one.ratio)
+            and self._saves_enough(geometry.nbytes, one.ratio)
             and one.round_trip_bytes_per_second >= self.min_bytes_per_second
         ]
-        least = min((one.score for one in paying), default=0.0) * SIZE_TOLERANCE
-        # max: those about as small as the smallest are one class, and the fastest of it is first.
-        return tuple(sorted(paying, key=lambda one: (max(one.score, least), -one.round_trip_bytes_per_second)))
+        tie = min((one.size_score for one in usable), default=0.0) * SIZE_TOLERANCE
+        return tuple(sorted(usable, key=lambda one: (max(one.size_score, tie), -one.round_trip_bytes_per_second)))
 
 
 def measure(codec: Codec, tensor: Tensor, rounds: int = 2) -> Measurement | None:
-    """Ratio and speed of a codec on `tensor`, the better of some rounds; None where it does not apply."""
+    """Return ratio and speed of a codec on `tensor`, the fastest of `rounds`. None if the codec does not apply."""
     encode_s = decode_s = float("inf")
     encoded = None
     for _ in range(rounds):
@@ -200,33 +206,33 @@ def measure(codec: Codec, tensor: Tensor, rounds: int = 2) -> Measurement | None
     return Measurement(codec, encoded.ratio, nbytes / encode_s, nbytes / decode_s)
 
 
-def glance(row: Tensor) -> tuple[int, bool]:
-    """How many different elements (1, 2 or 3 for more) a few from all over the row are; whether many are zeros."""
+def content_summary(row: Tensor) -> tuple[int, bool]:
+    """Return the number of distinct elements among about 256 (1, 2, or 3 for more), and whether many are zeros."""
     bits = as_bits(row)
-    few = bits[:: max(1, len(bits) // 256) | 1]  # an odd step, not to stay in one column of a matrix
-    different = torch.unique(few)
-    return min(len(different), 3), int(torch.count_nonzero(few)) < 0.75 * len(few)
+    few = bits[:: max(1, len(bits) // 256) | 1]  # an odd step does not stay in one column of a matrix
+    distinct = torch.unique(few)
+    return min(len(distinct), 3), int(torch.count_nonzero(few)) < 0.75 * len(few)
 
 
 def _now(tensor: Tensor) -> float:
-    if tensor.device.type != "cpu":  # not yet run on an accelerator
+    if tensor.device.type != "cpu":  # not tested on an accelerator
         torch.accelerator.synchronize(tensor.device)
     return time.perf_counter()
 
 
 def choose(tensor: Tensor, allowed: str | Sequence[str] | None = "exact", key: Hashable = None) -> Codec | None:
-    """The codec among `allowed` that is expected to pay best for `tensor`, or None, as a `Chooser` does it.
+    """Return the codec among `allowed` expected to be best for `tensor`, or None.
 
-    What is measured is remembered for the process, for each set of allowed codecs.
+    Measurements are shared by the whole process, for each set of allowed codecs.
     """
     chooser = shared_chooser(allowed)
     return chooser.choose(tensor, key) if chooser is not None else None
 
 
 def shared_chooser(allowed: str | Sequence[str] | None) -> Chooser | None:
-    """The chooser among these codecs that the whole process uses; None where none is allowed.
+    """Return the chooser that the process shares for these codecs, or None if no codec is allowed.
 
-    Measuring a kind of value takes as long as many ops, so that a chooser for each scope would cost more than it gives.
+    It is shared because measuring a category takes as long as many ops.
     """
     codecs = resolve(allowed)
     return _cached_chooser(codecs) if codecs else None

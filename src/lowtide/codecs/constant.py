@@ -1,8 +1,8 @@
-"""Tensors whose elements all have the same bits: ones, zeros, an expanded scalar.
+"""constant: tensors whose elements all have the same bits, such as ones, zeros or an expanded scalar.
 
-Exact. One element is kept, as a number in host memory, so a constant takes 8 bytes whatever its size. What
-counts is the bits: 0.0 and -0.0 differ, NaNs with one payload are a constant. A complex128 tensor is a
-constant only where its real and imaginary parts are the same.
+Exact. One element is stored as a Python number, so any constant takes 8 bytes. Bits are compared: 0.0 and
+-0.0 differ, and NaNs with equal payloads are a constant. A complex128 tensor is a constant only if its real
+and imaginary parts are equal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ._base import Codec, Encoded, EncodedRow, Tensor, as_bits, extremes, sample
 
 
 class Constant(Codec):
-    """All elements the same: one number."""
+    """Stores one number for a tensor whose elements are all equal."""
 
     name = "constant"
     exact = True

@@ -1,7 +1,7 @@
-"""Floats in float16: eleven bits of precision, few exponents.
+"""fp16: floats as float16, with eleven bits of precision and few exponents.
 
-Lossy, half of a float32. The largest finite magnitude M is brought to 2¹⁴ … 2¹⁵, so nothing overflows, and
-only what is 2²⁹ times smaller than M loses relative precision.
+Lossy, half the size of float32. The tensor is scaled so that M, its largest finite magnitude, is in
+2¹⁴ … 2¹⁵. No value overflows, and only values 2²⁹ times smaller than M lose relative precision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ._half_precision import HalfPrecision
 
 
 class FP16(HalfPrecision):
-    """Each value as float16, all scaled by one power of two."""
+    """Stores each value as float16, scaled by one power of two."""
 
     name = "fp16"
     error_bound = (
@@ -24,5 +24,5 @@ class FP16(HalfPrecision):
     narrow = torch.float16
 
     def exponent(self, largest: float) -> int:
-        """What brings M to 2¹⁴ … 2¹⁵."""
+        """Return the exponent that brings M to 2¹⁴ … 2¹⁵."""
         return 0 if largest == 0 else math.frexp(largest)[1] - 15

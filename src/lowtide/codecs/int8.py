@@ -1,8 +1,8 @@
-"""Floats as 8-bit integers, by block of 64: x ≈ code / 127 · M.
+"""int8: floats as 8-bit integers, in blocks of 64, with x ≈ code / 127 · M.
 
-Lossy. M, the largest finite magnitude in the block, is kept in the tensor's own dtype: 1.06 bytes a value of
-float32, 1.03 of bfloat16. The error is uniform within a block, which suits values of one size; fp8 suits
-values of very different sizes. -0.0 becomes 0.0.
+Lossy. M, the largest finite magnitude in the block, is stored in the dtype of the tensor: 1.06 bytes per
+float32 value, 1.03 per bfloat16 value. The error is uniform within a block, which suits values of similar
+magnitude; fp8 suits values of very different magnitudes. -0.0 becomes 0.0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ._blockwise import Blockwise
 
 
 class Int8(Blockwise):
-    """255 levels in each block."""
+    """Stores each value as one of 255 levels of its block."""
 
     name = "int8"
     error_bound = (
@@ -24,15 +24,15 @@ class Int8(Blockwise):
     code = torch.int8
 
     def scale_dtype(self, real: torch.dtype) -> torch.dtype:
-        """That of the values: M is one of them."""
+        """Return the dtype of the values."""
         return real
 
     def quantise(self, blocks: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-        """Shares of M, in 127ths."""
-        # Divided by M and not by M/127, which may be too small for a normal number.
+        """Return the values in units of M/127, and M."""
+        # Divide by M first: M/127 may be subnormal.
         divisor = torch.where(largest > 0, largest, 1)
         return (blocks / divisor[:, None]).mul_(127).round_(), largest
 
     def restore(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """The shares, of M."""
+        """Return the values: code / 127 · M."""
         return codes.div_(127).mul_(scales.to(codes.dtype)[:, None])

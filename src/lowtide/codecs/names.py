@@ -1,7 +1,6 @@
 """Codecs by name: `codecs="exact"`, `codecs="bf16"`, `codecs=("exact", "int8")`.
 
-Lossy codecs are in the answer only where they are named. Exact ones change nothing that anybody could notice,
-so they come with lossy ones, unless the exact codecs wanted are themselves named.
+Lossy codecs are used only if named. All exact codecs are added unless some exact codecs are named.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from .sparse import Sparse
 CODECS: dict[str, Codec] = {
     codec.name: codec for codec in (Constant(), Mask(), Narrow(), Sparse(), Bytes(), BF16(), FP16(), FP8(), Int8())
 }
-"""Every codec, by its name; the exact ones first."""
+"""Every codec by name, exact codecs first."""
 
 EXACT = "exact"
 
 
 def resolve(codecs: str | Sequence[str] | None = EXACT) -> tuple[Codec, ...]:
-    """The codecs that may be used: "exact", a name, or several names; None or an empty sequence for no codec.
+    """Return the codecs for "exact", one name or several names. None or an empty sequence means no codec.
 
-    "exact" leaves out `bytes` where its package is not installed; asked for by name, it is then an error.
+    "exact" omits `bytes` if the package blosc2 is not installed; naming `bytes` then raises an error.
 
     >>> [codec.name for codec in resolve(("mask", "bf16"))]
     ['mask', 'bf16']
@@ -41,7 +40,7 @@ def resolve(codecs: str | Sequence[str] | None = EXACT) -> tuple[Codec, ...]:
     names = [codecs] if isinstance(codecs, str) else list(codecs)
     for name in names:
         if not isinstance(name, str) or (name != EXACT and name not in CODECS):
-            raise ArgumentError(f"no codec is called {name!r}; codecs are {_listed()}")
+            raise _unknown_codec(name)
     if Bytes.name in names and not Bytes.available():
         raise MissingPackageError("blosc2", "the codec 'bytes'", extra="codecs")
     all_exact = EXACT in names or (bool(names) and not any(CODECS[name].exact for name in names))
@@ -53,13 +52,13 @@ def resolve(codecs: str | Sequence[str] | None = EXACT) -> tuple[Codec, ...]:
 
 
 def decode(encoded: Encoded) -> Tensor:
-    """A new tensor with the content that one of the codecs here has encoded."""
+    """Decompress to a new tensor."""
     if encoded.codec not in CODECS:
-        raise ArgumentError(f"no codec is called {encoded.codec!r}; codecs are {_listed()}")
+        raise _unknown_codec(encoded.codec)
     return CODECS[encoded.codec].decode(encoded)
 
 
-def _listed() -> str:
+def _unknown_codec(name: object) -> ArgumentError:
     exact = ", ".join(repr(name) for name, codec in CODECS.items() if codec.exact)
     lossy = ", ".join(repr(name) for name, codec in CODECS.items() if not codec.exact)
-    return f"'exact' (all of {exact}) and, lossy, {lossy}"
+    return ArgumentError(f"unknown codec {name!r}: use 'exact' (all of {exact}) or the lossy {lossy}")

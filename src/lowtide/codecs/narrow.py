@@ -1,7 +1,7 @@
-"""Integers that need fewer bits than they have: token ids, positions, labels, indices of a pooling.
+"""narrow: integers with a small range, such as token ids, positions, labels and pooling indices.
 
-Exact. The distance from the middle of their range is kept, in 8, 16 or 32 bits. Unsigned integers are taken
-as the signed ones with the same bits, so a range across the middle of an unsigned dtype is not seen as narrow.
+Exact. The distance from the middle of the range is stored in 8, 16 or 32 bits. Unsigned integers are read as
+signed integers with the same bits, so a range that crosses the middle of an unsigned dtype is not compressed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _WIDE = (torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torc
 
 
 class Narrow(Codec):
-    """Integers of a small range: the range is kept, in fewer bytes."""
+    """Stores integers with a small range in a narrower dtype."""
 
     name = "narrow"
     exact = True
 
     def accepts(self, dtype: torch.dtype) -> bool:
-        """Integers of more than a byte."""
+        """Return whether `dtype` is an integer dtype wider than one byte."""
         return dtype in _WIDE
 
     def _encode_row(self, row: Tensor) -> EncodedRow | None:
@@ -33,23 +33,23 @@ class Narrow(Codec):
             if width is None:
                 return None
         assert width is not None
-        # The middle is itself in the range, so no difference can overflow.
+        # The middle is inside the range, so the differences do not overflow.
         middle = (low + high + 1) // 2
-        kept = torch.empty(len(bits), dtype=width, device=bits.device)
+        offsets = torch.empty(len(bits), dtype=width, device=bits.device)
         for chunk in chunks(len(bits)):
-            kept[chunk] = bits[chunk] - middle
-        return EncodedRow((kept,), (middle,))
+            offsets[chunk] = bits[chunk] - middle
+        return EncodedRow((offsets,), (middle,))
 
     def _decode_row(self, encoded: Encoded, row: Tensor) -> None:
-        (kept,) = encoded.parts
+        (offsets,) = encoded.parts
         (middle,) = encoded.scalars
         bits = as_bits(row)
         for chunk in chunks(len(bits)):
-            bits[chunk].copy_(kept[chunk]).add_(middle)
+            bits[chunk].copy_(offsets[chunk]).add_(middle)
 
 
 def _width(distance: int, itemsize: int) -> torch.dtype | None:
-    """The narrowest dtype for a range of this length, if it is narrower than `itemsize` bytes."""
+    """Return the narrowest dtype for a range of length `distance`, or None if it needs `itemsize` bytes."""
     for dtype in _WIDTHS:
         if dtype.itemsize < itemsize and distance < 2 ** (8 * dtype.itemsize):
             return dtype

@@ -1,4 +1,7 @@
-"""How a codec holds values, as planning sees it: bytes that do not depend on the content, and two speeds."""
+"""Compressed size and time of codecs, as the planner uses them.
+
+A plan guarantees bytes, so only codecs whose compressed size does not depend on the content have a cost.
+"""
 
 from __future__ import annotations
 
@@ -6,60 +9,61 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 BLOCK = 64
-"""Elements that share a scale, in codecs that have some."""
+"""Elements that share a scale, for codecs with scales."""
 
 
 @dataclass(frozen=True)
 class CodecCost:
-    """Values of one dtype, held by one codec. A plan promises bytes, so that only codecs of a known size are here."""
+    """Size and time of one codec for values of one dtype."""
 
     codec: str
     dtype: str
-    """As torch calls it: "float32"."""
+    """Name of the torch dtype, such as "float32"."""
     exact: bool
     itemsize: int
     bits: int
-    """Of each element, packed."""
+    """Compressed bits per element."""
     block_bytes: int
-    """More, for every 64 elements."""
+    """Additional compressed bytes per block of 64 elements."""
     work_bytes_per_element: int
-    """What packing or unpacking takes meanwhile, for each element of a piece."""
+    """Temporary bytes per element while a chunk is compressed or decompressed."""
     chunk_elements: int
-    """Elements that are packed at a time."""
+    """Elements that are compressed or decompressed at a time."""
     compress_s: float
-    """To pack one value, beside its bytes."""
+    """Fixed seconds to compress one value."""
     compress_s_per_byte: float
     decompress_s: float
+    """Fixed seconds to decompress one value."""
     decompress_s_per_byte: float
     min_bytes: int = 2**16
-    """A smaller value is not worth it."""
+    """Smallest value that is compressed."""
     binary: bool = False
-    """Only for values whose elements are known to be two different ones at most."""
+    """Whether the codec applies only to values with at most two distinct elements."""
 
     def compressed_bytes(self, nbytes: int) -> int:
-        """What a value takes, packed."""
+        """Return the compressed size of a value of `nbytes`."""
         count = nbytes // self.itemsize
         return -(-count * self.bits // 8) + -(-count // BLOCK) * self.block_bytes
 
     def workspace_bytes(self, nbytes: int) -> int:
-        """What packing or unpacking a value takes meanwhile."""
+        """Return the temporary bytes while a value of `nbytes` is compressed or decompressed."""
         return self.work_bytes_per_element * min(self.chunk_elements, nbytes // self.itemsize)
 
     def compression_s(self, nbytes: int) -> float:
-        """How long packing takes."""
+        """Return the seconds to compress a value of `nbytes`."""
         return self.compress_s + nbytes * self.compress_s_per_byte
 
     def decompression_s(self, nbytes: int) -> float:
-        """How long unpacking takes."""
+        """Return the seconds to decompress a value of `nbytes`."""
         return self.decompress_s + nbytes * self.decompress_s_per_byte
 
     def accepts(self, dtype: str, nbytes: int, binary: bool) -> bool:
-        """Whether such a value can be packed, and is worth it."""
-        fits = dtype == self.dtype and (binary or not self.binary)
-        return fits and nbytes >= self.min_bytes and self.compressed_bytes(nbytes) < nbytes
+        """Return whether the codec applies to such a value and makes it smaller."""
+        applies = dtype == self.dtype and (binary or not self.binary)
+        return applies and nbytes >= self.min_bytes and self.compressed_bytes(nbytes) < nbytes
 
 
 def suitable_codec_costs(codec_costs: Iterable[CodecCost], dtype: str, nbytes: int, *, binary: bool) -> list[CodecCost]:
-    """Those that take such a value: exact ones before any other, then the smallest."""
-    taking = [codec_cost for codec_cost in codec_costs if codec_cost.accepts(dtype, nbytes, binary)]
-    return sorted(taking, key=lambda codec_cost: (not codec_cost.exact, codec_cost.compressed_bytes(nbytes)))
+    """Return the costs that accept such a value: exact codecs first, then by compressed size."""
+    suitable = [codec_cost for codec_cost in codec_costs if codec_cost.accepts(dtype, nbytes, binary)]
+    return sorted(suitable, key=lambda codec_cost: (not codec_cost.exact, codec_cost.compressed_bytes(nbytes)))

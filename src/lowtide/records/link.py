@@ -1,4 +1,4 @@
-"""The way to a store and back, as planning sees it: speeds, and what they take from the ops beside."""
+"""Transfer speeds between memory and a store, as the planner uses them."""
 
 from __future__ import annotations
 
@@ -7,47 +7,52 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """How fast values leave memory while ops run, and how fast they come back, while backward waits or goes on."""
+    """Cost of offloading values to one store and fetching them back.
+
+    Writes run in the background. A fetch either blocks backward or is prefetched in the background.
+    """
 
     tier: str
-    """The store's: "disk"."""
+    """Tier of the store, such as "disk"."""
     out_bytes_per_s: float
+    """Write speed."""
     in_bytes_per_s: float
+    """Read speed while backward waits."""
     min_bytes: int = 2**16
-    """A value of less is not worth a trip."""
+    """Smallest value that is offloaded."""
     put_s: float = 0.0
-    """What handing over one value takes, and what its writing takes from the ops beside it."""
+    """Seconds added to the ops for each value that is put."""
     put_s_per_byte: float = 0.0
     fetch_s: float = 0.0
-    """What fetching one value takes beside its bytes."""
+    """Fixed seconds of one blocking fetch."""
     prefetch_bytes_per_s: float = 0.0
-    """How fast values are read while ops run; 0: as fast as while backward waits."""
+    """Read speed while ops run. 0 means `in_bytes_per_s`."""
     prefetch_s_each: float = 0.0
-    """What reading one value ahead takes from the ops beside it, and fetching it then."""
+    """Seconds added to the ops for each value that is prefetched."""
     prefetch_s_per_byte: float = 0.0
     max_prefetch_bytes: int = 2**62
-    """The most that the store reads ahead of what is fetched."""
+    """Upper limit on bytes that are prefetched and not yet fetched."""
 
     def write_s(self, nbytes: int) -> float:
-        """How long writing takes; ops go on meanwhile."""
+        """Return the seconds of a background write."""
         return nbytes / self.out_bytes_per_s
 
     def put_slowdown_s(self, nbytes: int) -> float:
-        """How much longer ops take because a value is handed over and written beside them."""
+        """Return the seconds that ops lose to the put and the background write of a value."""
         return self.put_s + nbytes * self.put_s_per_byte
 
     def blocking_fetch_s(self, nbytes: int) -> float:
-        """How long reading takes where backward waits for it from beginning to end."""
+        """Return the seconds that backward waits for a value that was not prefetched."""
         return self.fetch_s + nbytes / self.in_bytes_per_s
 
     def prefetch_read_s(self, nbytes: int) -> float:
-        """How long reading ahead takes; ops go on meanwhile."""
+        """Return the seconds of a background read."""
         return nbytes / (self.prefetch_bytes_per_s or self.in_bytes_per_s)
 
     def prefetch_slowdown_s(self, nbytes: int) -> float:
-        """How much longer ops take because a value is read beside them, and fetched then."""
+        """Return the seconds that ops lose to the background read and the fetch of a value."""
         return self.prefetch_s_each + nbytes * self.prefetch_s_per_byte
 
     def prefetch_pays(self, nbytes: int) -> bool:
-        """Whether reading ahead can be quicker than waiting."""
+        """Return whether a prefetch can cost less than a blocking fetch."""
         return self.prefetch_slowdown_s(nbytes) < self.blocking_fetch_s(nbytes)
