@@ -99,5 +99,5 @@ def plan_of(problem: Problem, chosen: Candidate, budget_bytes: int) -> lowtide.P
         bound_step_s=min(judgement.step_s, bound.step_s),
         solver=chosen.solver,
         replayed_ops=judgement.replayed_ops,
-        kinds=(),
+        modules=(),
     )

@@ -238,7 +238,7 @@ class _Chain:
         """By ask: the block that backward is in, told by the values of the chain that it has come down to."""
         problem = self.problem
         found, now = [], self.n - 1
-        for v in problem.ask_value:
+        for v in problem.unpack_value:
             producer = problem.producer[v]
             if producer >= 0 and not self.always[producer]:
                 # What leaves a block is also asked for by the one after it.

@@ -85,7 +85,7 @@ class Backward:
         self._live = 0
         self._pushes: dict[int, int] = {}  # in the resolve at hand: ops that wait for a value
         self._away = frozenset(away)  # in the store, which is left alone by reading, or packed
-        self._packed = {v: problem.resting_bytes(v) for v in away if problem.codec_cost[v] is not None}
+        self._packed = {v: problem.residual_bytes(v) for v in away if problem.codec_cost[v] is not None}
         self._live += sum(self._packed.values())
         for j in range(n):
             if not keep[j] and any(wanted_until[v] >= n for v in problem.outputs[j]):
@@ -101,9 +101,9 @@ class Backward:
             if keep[producer] and self._wants[v]:
                 self._resident[v] = True
                 self._live += problem.nbytes[v]
-                if problem.natural_last_ask[v] >= 0:
-                    self._stays_until[v] = problem.natural_last_ask[v]
-            elif problem.natural_last_ask[v] >= 0:
+                if problem.natural_last_unpack[v] >= 0:
+                    self._stays_until[v] = problem.natural_last_unpack[v]
+            elif problem.natural_last_unpack[v] >= 0:
                 self._stay_on(v)
                 self._live += problem.nbytes[v]
 
@@ -126,7 +126,7 @@ class Backward:
         self._saw(most)
         if self.watching:
             self._note(-problem.rise_bytes[k])
-        v = problem.ask_value[k]
+        v = problem.unpack_value[k]
         if problem.producer[v] >= 0:
             self._answered[v] = True
             if not self._resident[v]:
@@ -354,7 +354,7 @@ class Backward:
     def _stay_on(self, v: int) -> None:
         """Its bytes stay, though not for us."""
         self._natural[v] = True
-        self._leaves_after.setdefault(self.problem.natural_last_ask[v], []).append(v)
+        self._leaves_after.setdefault(self.problem.natural_last_unpack[v], []).append(v)
 
     def _note(self, beside_bytes: int = 0) -> None:
         if self._live + beside_bytes > self._noted_bytes:

@@ -28,13 +28,13 @@ class BitLayout:
         """A bit that is in no state."""
         self.nbytes = [problem.nbytes[v] for v in self.values]
         self.producer = [problem.producer[v] for v in self.values]
-        self.last = [problem.natural_last_ask[v] for v in self.values]
+        self.last = [problem.natural_last_unpack[v] for v in self.values]
         """By value: the ask after which others let go of it, or -1 if none hold it in backward."""
         self.made = [[number[v] for v in made] for made in problem.outputs]
         self.read = [[number[v] for v in read] for read in problem.inputs]
         self.made_bits = [bits_of(made) for made in self.made]
         self.read_bits = [bits_of(read) for read in self.read]
-        self.asked = [number.get(v, -1) for v in problem.ask_value]
+        self.asked = [number.get(v, -1) for v in problem.unpack_value]
         """By ask: the value, or -1 for a source."""
         self.freed = [[number[v] for v in freed] for freed in problem.freed_after]
         self.number = number

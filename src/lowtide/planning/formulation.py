@@ -50,12 +50,12 @@ class Formulation:
         self._bytes = np.array(problem.nbytes, dtype=np.float64)[self._values] / self.byte_unit
         self._maker = np.array(problem.producer, dtype=np.int64)[self._values]
         self._natural_end = np.array(problem.natural_end, dtype=np.int64)[self._values]
-        self._natural_last_ask = np.array(problem.natural_last_ask, dtype=np.int64)[self._values]
+        self._natural_last_unpack = np.array(problem.natural_last_unpack, dtype=np.int64)[self._values]
         self._last_wanted = np.array(self.last_wanted, dtype=np.int64)[self._values]
-        self._first_ask = np.array(problem.first_ask, dtype=np.int64)[self._values]
+        self._first_unpack = np.array(problem.first_unpack, dtype=np.int64)[self._values]
         # What is left in memory of saved values that are away, and the variables that say so; mostly nothing.
         resting = [
-            problem.resting_bytes(int(v)) if problem.offloadable[problem.producer[v]] and problem.saved[v] else 0
+            problem.residual_bytes(int(v)) if problem.offloadable[problem.producer[v]] and problem.saved[v] else 0
             for v in self._values
         ]
         self._resting = np.array(resting, dtype=np.float64) / self.byte_unit
@@ -90,14 +90,14 @@ class Formulation:
             if self.relevant[j]:
                 cost[self.r(j)] += problem.replay_overhead_s[j] / self.time_unit
                 if problem.offloadable[j]:
-                    cost[self.o(j)] += self.elsewhere_s(j) / self.time_unit
+                    cost[self.o(j)] += self.move_s(j) / self.time_unit
         return cost
 
-    def elsewhere_s(self, op: int) -> float:
+    def move_s(self, op: int) -> float:
         """What it takes at least that op's values wait elsewhere."""
         problem, link = self.problem, self.problem.link
         if problem.packed[op]:
-            asked = [v for v in problem.moved(op) if problem.saved[v] and problem.last_ask[v] >= 0]
+            asked = [v for v in problem.moved(op) if problem.saved[v] and problem.last_unpack[v] >= 0]
             trips = [
                 codec_cost.compression_s(problem.nbytes[v]) + codec_cost.decompression_s(problem.nbytes[v])
                 for v in asked or problem.moved(op)
@@ -142,7 +142,7 @@ class Formulation:
     def _moved_bytes(self, op: int) -> int:
         """What is written and read at least if op is offloaded: what is asked for, or one value if none is."""
         problem = self.problem
-        asked = [problem.nbytes[v] for v in problem.outputs[op] if problem.saved[v] and problem.last_ask[v] >= 0]
+        asked = [problem.nbytes[v] for v in problem.outputs[op] if problem.saved[v] and problem.last_unpack[v] >= 0]
         return sum(asked) or min(problem.nbytes[v] for v in problem.outputs[op])
 
     def upper(self) -> Floats:
@@ -164,7 +164,7 @@ class Formulation:
             if not self.relevant[j]:
                 continue
             if any(
-                problem.saved[v] and (after is None or (problem.last_ask[v] > after and not self.answered(v, after)))
+                problem.saved[v] and (after is None or (problem.last_unpack[v] > after and not self.answered(v, after)))
                 for v in problem.outputs[j]
             ):
                 rows.add(self.there(j) | {self.r(j): 1.0}, 1.0, np.inf)
@@ -201,9 +201,9 @@ class Formulation:
         if place.phase == "forward":
             return self._forward_terms(place.index)
         k = place.index
-        alive = (self._last_wanted >= k) & (self._natural_last_ask < k)
+        alive = (self._last_wanted >= k) & (self._natural_last_unpack < k)
         fixed = self.problem.trace.unpacks[k].other_bytes + self._natural_backward[k]
-        return self._summed(alive, alive & (self._first_ask > k)), float(fixed)
+        return self._summed(alive, alive & (self._first_unpack > k)), float(fixed)
 
     def certain_terms(self, place: Event) -> tuple[dict[int, float], float]:
         """Like `held_terms`, but only what no exact schedule can avoid: for lower bounds."""
@@ -211,7 +211,7 @@ class Formulation:
             return self._forward_terms(place.index)
         k = place.index
         starts, ends = self._certainly_held
-        terms = self._summed((starts <= k) & (k <= ends) & (self._natural_last_ask < k))
+        terms = self._summed((starts <= k) & (k <= ends) & (self._natural_last_unpack < k))
         fixed = self.problem.trace.unpacks[k].other_bytes + self._natural_backward[k]
         return terms, float(fixed + self._answered_bytes[k])
 
@@ -219,13 +219,13 @@ class Formulation:
         """What is there once ask k has been answered, if `s` says just that: for lower bounds, with `after=k`."""
         problem = self.problem
         answered = np.array([self.answered(int(v), k) for v in self._values], dtype=bool)
-        terms = self._summed(~answered & (self._natural_last_ask < k))
+        terms = self._summed(~answered & (self._natural_last_unpack < k))
         fixed = problem.trace.unpacks[k].other_bytes + self._natural_backward[k] + self._answered_bytes[k]
         return terms, float(fixed)
 
     def answered(self, v: int, k: int) -> bool:
         """Whether v has been asked for by ask k, and its handle is still there."""
-        return self.problem.saved[v] and self.problem.first_ask[v] <= k <= self.problem.handle_end[v]
+        return self.problem.saved[v] and self.problem.first_unpack[v] <= k <= self.problem.handle_end[v]
 
     def certain_bytes(self, x: Floats) -> tuple[Floats, Floats]:
         """By op and by ask: what the rows of `certain_terms` come to for a solution."""
@@ -237,7 +237,7 @@ class Formulation:
         forward_other = np.array([op.other_bytes for op in problem.trace.ops]) + self._natural_forward[: problem.n_ops]
         backward = np.zeros(problem.n_unpacks + 2)
         starts, ends = self._certainly_held
-        starts = np.maximum(starts, self._natural_last_ask + 1)
+        starts = np.maximum(starts, self._natural_last_unpack + 1)
         some = starts <= ends
         np.add.at(backward, np.minimum(starts[some], problem.n_unpacks), held[some])
         np.subtract.at(backward, np.minimum(ends[some], problem.n_unpacks) + 1, held[some])
@@ -259,10 +259,10 @@ class Formulation:
         ends = np.zeros(problem.n_values, dtype=np.int64)
         for v in range(problem.n_values):
             if problem.saved[v]:
-                ends[v] = min(problem.first_ask[v], problem.n_unpacks) - 1
+                ends[v] = min(problem.first_unpack[v], problem.n_unpacks) - 1
                 # What lives until backward anyway is there without us.
-                first = max(problem.first_ask[v], problem.natural_last_ask[v] + 1)
-                if first <= problem.handle_end[v] and problem.first_ask[v] < problem.n_unpacks:
+                first = max(problem.first_unpack[v], problem.natural_last_unpack[v] + 1)
+                if first <= problem.handle_end[v] and problem.first_unpack[v] < problem.n_unpacks:
                     answered[first] += problem.nbytes[v]
                     answered[min(problem.handle_end[v], problem.n_unpacks) + 1] -= problem.nbytes[v]
         self._certainly_held = (starts[self._values], ends[self._values])
@@ -307,7 +307,7 @@ class Formulation:
                 continue
             for u in problem.inputs[w]:
                 op = problem.producer[u]
-                if problem.offloadable[op] and problem.first_ask[u] > k:
+                if problem.offloadable[op] and problem.first_unpack[u] > k:
                     if u not in back:
                         back[u] = new()
                     rows.add(_sum([(back[u], 1.0), (variable, -1.0), (self.o(op), -1.0)]), -1.0, np.inf)
@@ -324,12 +324,12 @@ class Formulation:
         for j in range(problem.n_ops):
             if self.relevant[j] and problem.offloadable[j]:
                 for v in problem.outputs[j]:
-                    if problem.first_ask[v] <= k:
+                    if problem.first_unpack[v] <= k:
                         count_if_wanted(self.o(j), v)
         return terms, inside, fixed
 
     def _asked_by(self, op: int, k: int) -> bool:
-        return any(self.problem.first_ask[v] <= k for v in self.problem.outputs[op])
+        return any(self.problem.first_unpack[v] <= k for v in self.problem.outputs[op])
 
     def _summed(self, alive: npt.NDArray[np.bool_], resting: npt.NDArray[np.bool_] | None = None) -> dict[int, float]:
         """The bytes of these values where they are held, and of those `resting` (all) where they are away."""
@@ -380,7 +380,7 @@ def _replayed_at(problem: Problem) -> list[int]:
     never = problem.n_unpacks + 1
     at = [never] * problem.n_ops
     for j in range(problem.n_ops - 1, -1, -1):
-        asked = [problem.first_ask[v] for v in problem.outputs[j] if problem.saved[v]]
+        asked = [problem.first_unpack[v] for v in problem.outputs[j] if problem.saved[v]]
         if asked:
             at[j] = min(asked)
         else:
@@ -398,9 +398,9 @@ def _natural_bytes(problem: Problem) -> tuple[Floats, Floats]:
             continue
         forward[problem.producer[v]] += problem.nbytes[v]
         forward[min(problem.natural_end[v], problem.n_ops) + 1] -= problem.nbytes[v]
-        if problem.natural_last_ask[v] >= 0:
+        if problem.natural_last_unpack[v] >= 0:
             backward[0] += problem.nbytes[v]
-            backward[min(problem.natural_last_ask[v], problem.n_unpacks) + 1] -= problem.nbytes[v]
+            backward[min(problem.natural_last_unpack[v], problem.n_unpacks) + 1] -= problem.nbytes[v]
     return np.cumsum(forward), np.cumsum(backward)
 
 

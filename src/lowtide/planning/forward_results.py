@@ -51,7 +51,7 @@ class ForwardResults:
         self._natural_bytes = sum(size for size, last in zip(layout.nbytes, layout.last, strict=True) if last >= 0)
         self._copying_s = trace.copying_s
         self._saved = where(problem.saved[v] for v in layout.values)
-        self._asked = where(problem.saved[v] and bool(problem.asks_of[v]) for v in layout.values)
+        self._asked = where(problem.saved[v] and bool(problem.unpacks_of[v]) for v in layout.values)
         self._natural_end = [problem.natural_end[v] for v in layout.values]
         self._recipe_end = [max((min(self._natural_end[v], n - 1) for v in made), default=-1) for made in layout.made]
         self._unsaved_read = [[v for v in read if not self._saved >> v & 1] for read in layout.read]

@@ -54,7 +54,7 @@ class Problem:
         for v in trace.saved:
             self.saved[v] = self.producer[v] >= 0
         self._settle_natural_lifetimes()
-        self._settle_asks()
+        self._settle_unpacks()
         self._settle_ways()
 
     def _settle_ways(self) -> None:
@@ -87,13 +87,13 @@ class Problem:
 
     def _is_settled(self, value: int) -> bool:
         """In memory that nobody writes again, and not there until backward anyway."""
-        return not self.overwritten[value] and self.natural_last_ask[value] < 0
+        return not self.overwritten[value] and self.natural_last_unpack[value] < 0
 
     def moved(self, op: int) -> list[int]:
         """Of what an op makes: the values that wait elsewhere, if it is so decided."""
         return [v for v in self.outputs[op] if not self.packed[op] or self.codec_cost[v] is not None]
 
-    def resting_bytes(self, value: int) -> int:
+    def residual_bytes(self, value: int) -> int:
         """What a value takes in memory meanwhile."""
         codec_cost = self.codec_cost[value]
         if codec_cost is not None:
@@ -101,7 +101,7 @@ class Problem:
         return self.nbytes[value] if self.packed[self.producer[value]] else 0
 
     def _settle_natural_lifetimes(self) -> None:
-        """Until when each value is there whatever we decide: `natural_end` (op), then `natural_last_ask` (ask)."""
+        """Until when each value is there whatever we decide: `natural_end` (op), then `natural_last_unpack` (ask)."""
         trace, n = self.trace, self.n_ops
         overwritten_at: list[int | None] = [None] * self.n_values
         latest: dict[int, int] = {}
@@ -114,7 +114,7 @@ class Problem:
         self.overwritten = [at is not None for at in overwritten_at]
         """By value: whether its memory is another value's later."""
         self.natural_end = [-1] * self.n_values
-        self.natural_last_ask = [-1] * self.n_values
+        self.natural_last_unpack = [-1] * self.n_values
         for v, value in enumerate(trace.values):
             if self.producer[v] < 0:
                 continue
@@ -126,34 +126,34 @@ class Problem:
                 end = min(end, over - 1)
             self.natural_end[v] = end
             if end >= n:
-                self.natural_last_ask[v] = self.n_unpacks if value.freed_at_unpack is None else value.freed_at_unpack
+                self.natural_last_unpack[v] = self.n_unpacks if value.freed_at_unpack is None else value.freed_at_unpack
 
-    def _settle_asks(self) -> None:
+    def _settle_unpacks(self) -> None:
         unpacks = self.trace.unpacks
-        self.ask_value = [unpack.value for unpack in unpacks]
+        self.unpack_value = [unpack.value for unpack in unpacks]
         self.rise_bytes = [unpack.rise_bytes for unpack in unpacks]
         """By ask: what backward takes once it is answered, so not while something is replayed for it."""
         self.node_ends = [
             k + 1 == len(unpacks) or unpacks[k + 1].node != unpack.node for k, unpack in enumerate(unpacks)
         ]
-        self.first_ask = [self.n_unpacks] * self.n_values
+        self.first_unpack = [self.n_unpacks] * self.n_values
         self.handle_end = [self.n_unpacks] * self.n_values
         """The ask after which the handle is gone; the number of asks if that is never asked."""
         self.freed_after: list[list[int]] = [[] for _ in unpacks]
         """By ask: the values whose handles go after it."""
-        self.last_ask = [-1] * self.n_values
-        self.asks_of: list[list[int]] = [[] for _ in range(self.n_values)]
+        self.last_unpack = [-1] * self.n_values
+        self.unpacks_of: list[list[int]] = [[] for _ in range(self.n_values)]
         for k, unpack in enumerate(unpacks):
-            self.last_ask[unpack.value] = k
-            self.asks_of[unpack.value].append(k)
-            if self.producer[unpack.value] >= 0 and self.first_ask[unpack.value] == self.n_unpacks:
-                self.first_ask[unpack.value] = k
+            self.last_unpack[unpack.value] = k
+            self.unpacks_of[unpack.value].append(k)
+            if self.producer[unpack.value] >= 0 and self.first_unpack[unpack.value] == self.n_unpacks:
+                self.first_unpack[unpack.value] = k
         node_end = len(unpacks) - 1
         for k in range(len(unpacks) - 1, -1, -1):
             if self.node_ends[k]:
                 node_end = k
             v = unpacks[k].value
-            if self.producer[v] >= 0 and self.last_ask[v] == k:
+            if self.producer[v] >= 0 and self.last_unpack[v] == k:
                 self.handle_end[v] = node_end
                 self.freed_after[node_end].append(v)
 

@@ -88,7 +88,7 @@ class Simulator:
         self._sizes = np.array(problem.nbytes, dtype=np.int64)[made]
         self._makers = np.array(problem.producer, dtype=np.int64)[made]
         self._forward_other = np.array([op.other_bytes for op in trace.ops], dtype=np.int64)
-        self._ask_other = np.array([unpack.other_bytes for unpack in trace.unpacks], dtype=np.int64)
+        self._unpack_other = np.array([unpack.other_bytes for unpack in trace.unpacks], dtype=np.int64)
         self._recipe_end = [min(end, problem.n_ops - 1) for end in problem.natural_end]
 
     def run(
@@ -137,7 +137,7 @@ class Simulator:
                 backward = min(backward, followed(ahead), key=lambda one: one.extra_s)
         # What is taken before the first ask is taken beside forward's last op, as in a profile.
         forward_live[-1:] += backward.begun_bytes
-        unpack_live = np.array(backward.answers, dtype=np.int64) + self._ask_other
+        unpack_live = np.array(backward.answers, dtype=np.int64) + self._unpack_other
         peak_bytes, peak_at = _peak(forward_live, unpack_live)
         extra_s = left.store_wait_s + backward.extra_s + self.problem.trace.copying_s
         return Simulation(
@@ -168,7 +168,7 @@ class Simulator:
         away = frozenset(self._away(keep, offload, wanted_until))
         return [v for v in wanted if keep[problem.producer[v]] and v not in away]
 
-    def held_elsewhere(self, keep: Sequence[int | bool], offload: Collection[int]) -> list[int]:
+    def held_outside(self, keep: Sequence[int | bool], offload: Collection[int]) -> list[int]:
         """The values that are in the store, or packed, when backward begins."""
         return self._away(keep, offload, self._forward_ends(keep)[1])
 
@@ -251,7 +251,7 @@ class Simulator:
             codec_cost = problem.codec_cost[v]
             if codec_cost is not None:  # from the moment it is made; packing takes some memory itself, for a moment
                 work = codec_cost.workspace_bytes(problem.nbytes[v])
-                change[problem.producer[v] + 1] += problem.resting_bytes(v) + work
+                change[problem.producer[v] + 1] += problem.residual_bytes(v) + work
                 change[min(problem.producer[v] + 2, n + 1)] -= work
         np.add.at(change, self._makers, self._sizes)
         np.subtract.at(change, np.minimum(np.array(ends, dtype=np.int64)[self._made], n) + 1, self._sizes)

@@ -208,7 +208,7 @@ def _plan(
         solve_s=time.monotonic() - started,
         replayed_ops=checked.replayed_ops,
         pinned=summarise_pinned(problem),
-        kinds=summarise_modules(simulator, chosen),
+        modules=summarise_modules(simulator, chosen),
         fingerprint=problem.trace.fingerprint,
         op_names=tuple(op.name for op in problem.trace.ops),
         offload=tuple(checked.written_before),

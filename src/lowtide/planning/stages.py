@@ -69,7 +69,7 @@ class Stages:
                 cost[self._replay(stage, j)] = problem.replay_overhead_s[j] / model.time_unit
                 upper[self._replay(stage, j)] = upper[self._ever(stage, j)] = not problem.pinned[j]
         for j, column in self._away_column.items():
-            cost[column] = model.elsewhere_s(j) / model.time_unit
+            cost[column] = model.move_s(j) / model.time_unit
         left_s = until - time.monotonic()
         with to_standard_error():
             found = milp(
@@ -105,7 +105,7 @@ class Stages:
         """What is asked for from a stage's beginning on is had."""
         problem, after = self._model.problem, self._starts[stage]
         for v in self._values:
-            unpacks = problem.asks_of[v]
+            unpacks = problem.unpacks_of[v]
             later = bisect_right(unpacks, after)
             if problem.saved[v] and later < len(unpacks) and unpacks[later] <= until and not self._given(v, after):
                 self._rows.add(self._had(stage, v, replay), 1.0, np.inf)
@@ -123,7 +123,7 @@ class Stages:
         problem, after = self._model.problem, self._starts[stage]
         for j in self._ops:
             made = problem.outputs[j]
-            if not any(after < k <= until for v in made for k in problem.asks_of[v]):
+            if not any(after < k <= until for v in made for k in problem.unpacks_of[v]):
                 readers = {w for v in made for w in problem.consumers[v] if w in self._op_column}
                 terms = {self._replay(stage, w): 1.0 for w in readers}
                 self._rows.add(terms | {self._replay(stage, j): -1.0}, 0.0, np.inf)
@@ -146,14 +146,14 @@ class Stages:
             for i in problem.over[j]:
                 overwriters.setdefault(i, []).append(j)
         for v in self._values:
-            if problem.natural_last_ask[v] >= 0:
+            if problem.natural_last_unpack[v] >= 0:
                 continue
             held = {self._there(0, v): 1.0}
             for j in (problem.producer[v], *overwriters.get(problem.producer[v], ())):
                 for stage in stages if not problem.pinned[j] else ():
                     self._rows.add(held | {self._replay(stage, j): 1.0}, -np.inf, 1.0)
             for stage in stages[1:]:
-                if problem.saved[v] and self._starts[stage] < problem.first_ask[v] < problem.n_unpacks:
+                if problem.saved[v] and self._starts[stage] < problem.first_unpack[v] < problem.n_unpacks:
                     self._rows.add({self._there(stage, v): 1.0, self._there(0, v): -1.0}, 0.0, np.inf)
 
     def _passed_on(self, stage: int) -> None:
@@ -165,8 +165,8 @@ class Stages:
     def _fits(self, stage: int) -> None:
         """What a stage begins with fits."""
         problem, after = self._model.problem, self._starts[stage]
-        there = [v for v in self._values if not self._given(v, after) and problem.natural_last_ask[v] < after]
-        resting = [v for v in there if problem.saved[v] and problem.last_ask[v] > after]
+        there = [v for v in self._values if not self._given(v, after) and problem.natural_last_unpack[v] < after]
+        resting = [v for v in there if problem.saved[v] and problem.last_unpack[v] > after]
         self._bytes_row(stage, there, resting, self._model.state_terms(after)[1])
 
     def _fits_at(self, place: Event) -> None:
@@ -180,8 +180,8 @@ class Stages:
             there = [
                 v
                 for v in self._values
-                if problem.natural_last_ask[v] < 0
-                and problem.first_ask[v] > place.index
+                if problem.natural_last_unpack[v] < 0
+                and problem.first_unpack[v] > place.index
                 and (problem.saved[v] or not place.index)
             ]
         resting = [v for v in there if problem.saved[v]]
@@ -192,8 +192,8 @@ class Stages:
         terms = {self._there(stage, v): problem.nbytes[v] / unit for v in there}
         for v in resting:
             column = self._away_column.get(problem.producer[v])
-            if column is not None and problem.resting_bytes(v):
-                terms[column] = terms.get(column, 0.0) + problem.resting_bytes(v) / unit
+            if column is not None and problem.residual_bytes(v):
+                terms[column] = terms.get(column, 0.0) + problem.residual_bytes(v) / unit
         self._rows.add(terms, -np.inf, (self._budget_bytes - fixed_bytes) / unit)
 
     def _given(self, value: int, after: int) -> bool:

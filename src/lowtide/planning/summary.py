@@ -20,13 +20,13 @@ def describe_place(problem: Problem, at: PeakAt) -> str:
     trace = problem.trace
     if at.phase == "forward":
         return f"in forward, at {_op_name(problem, at.index)}" if trace.ops else "nowhere"
-    producer = problem.producer[problem.ask_value[at.index]]
+    producer = problem.producer[problem.unpack_value[at.index]]
     if producer < 0:
         # Backward asks for a parameter: name the op whose value it asks for next to it.
-        near = [k for k in range(problem.n_unpacks) if problem.producer[problem.ask_value[k]] >= 0]
+        near = [k for k in range(problem.n_unpacks) if problem.producer[problem.unpack_value[k]] >= 0]
         if not near:
             return f"in backward, at ask {at.index}"
-        producer = problem.producer[problem.ask_value[min(near, key=lambda k: abs(k - at.index))]]
+        producer = problem.producer[problem.unpack_value[min(near, key=lambda k: abs(k - at.index))]]
     return f"in backward, when it needs what {_op_name(problem, producer)} made"
 
 
@@ -68,7 +68,7 @@ def summarise_modules(simulator: Simulator, candidate: Candidate) -> tuple[Modul
     packed: Counter[str] = Counter()
     for v in simulator.held_into_backward(candidate.keep, candidate.offload):
         kept[kinds[problem.producer[v]]] += problem.nbytes[v]
-    for v in simulator.held_elsewhere(candidate.keep, candidate.offload):
+    for v in simulator.held_outside(candidate.keep, candidate.offload):
         elsewhere = packed if problem.codec_cost[v] is not None else offloaded
         elsewhere[kinds[problem.producer[v]]] += problem.nbytes[v]
     for j in range(problem.n_ops):

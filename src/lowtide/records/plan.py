@@ -72,7 +72,7 @@ class Plan:
     solve_s: float
     replayed_ops: int
     pinned: tuple[PinnedOp, ...]
-    kinds: tuple[ModuleSummary, ...]
+    modules: tuple[ModuleSummary, ...]
     fingerprint: str
     """Of the trace it was made for."""
     op_names: tuple[str, ...]
@@ -150,16 +150,16 @@ class Plan:
             lines.append(f"pinned       {pin.count} × {pin.name}{where}: {pin.why}")
         if len(self.pinned) > _LINES:
             lines.append(f"pinned       and {len(self.pinned) - _LINES} more kinds")
-        return "\n".join([*lines, "", *_table(self.kinds)])
+        return "\n".join([*lines, "", *_table(self.modules)])
 
     def _about_elsewhere(self) -> list[str]:
         lines = []
         if self.compress:
-            packed = sum(kind.compressed_bytes for kind in self.kinds)
+            packed = sum(kind.compressed_bytes for kind in self.modules)
             codecs = ", ".join(dict.fromkeys(codec_cost.codec for codec_cost in self.codec_costs))
             lines.append(f"compress     {len(self.compress):,} ops, {format_bytes(packed)}, by {codecs}")
         if self.link is not None and self.in_store:
-            moved = sum(kind.offloaded_bytes for kind in self.kinds)
+            moved = sum(kind.offloaded_bytes for kind in self.modules)
             lines.append(
                 f"offload      {len(self.in_store):,} ops, {format_bytes(moved)} to the {self.link.tier} and back"
                 + (f", {len(self.prefetches):,} of them read ahead" if self.prefetches else "")
@@ -257,7 +257,7 @@ def _build(document: dict[str, Any]) -> Plan:
     elif len(offload) > len(compress):
         raise ValueError("ops are to be offloaded, but there is no store")
     fields["pinned"] = tuple(PinnedOp(**_typed(pin, PinnedOp)) for pin in fields["pinned"])
-    fields["kinds"] = tuple(ModuleSummary(**_typed(kind, ModuleSummary)) for kind in fields["kinds"])
+    fields["modules"] = tuple(ModuleSummary(**_typed(kind, ModuleSummary)) for kind in fields["modules"])
     return Plan(**fields)
 
 

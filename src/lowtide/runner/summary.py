@@ -1,4 +1,4 @@
-"""What `lowtide run` says when the program has ended: budget, peak, steps, time, and what was decided."""
+"""The summary of `lowtide run`: budget, peak, steps, time and plan of each trained model."""
 
 from __future__ import annotations
 
@@ -12,68 +12,70 @@ from ..records.budget_report import BudgetReport
 from .step_finder import StepFinder
 
 _NO_STEP = (
-    "no training step was found, so nothing was done: a step is a call of a module with parameters that require "
-    "gradients, in training mode, with gradients enabled, and a backward pass through it. Not covered are training "
-    "in processes that the program spawns, models in eval() and gradients taken by torch.func."
+    "no training step was found, so lowtide did nothing. A training step is a call of a module in training mode, "
+    "with parameters that require gradients and gradients enabled, followed by a backward pass. Not supported: "
+    "training in processes that the script spawns, models in eval(), and gradients computed by torch.func."
 )
-_MOST_MODELS = 4
+_MAX_MODELS = 4
 
 
 def summarise(finder: StepFinder) -> str:
-    """All of it, a line for each matter."""
-    budget = finder.settings.budget_bytes
-    trained = [(name, state) for name, state in finder.fitted if state.steps]
+    """Return the summary of all models, as several lines."""
+    budget_bytes = finder.settings.budget_bytes
+    trained = [(name, fitted) for name, fitted in finder.fitted if fitted.steps]
     if not trained:
         called = ", ".join(dict.fromkeys(name for name, _ in finder.fitted))
-        return _NO_STEP + (f" Called like this, but without a backward pass: {called}." if called else "")
-    peak = current_runtime().memory().ledger.peak_bytes
-    verdict = "within" if peak <= budget else f"{format_bytes(peak - budget)} more than"
+        return _NO_STEP + (f" Called without a backward pass: {called}." if called else "")
+    peak_bytes = current_runtime().memory().ledger.peak_bytes
+    verdict = "within" if peak_bytes <= budget_bytes else f"{format_bytes(peak_bytes - budget_bytes)} above"
     lines = [
-        f"the peak was {format_bytes(peak)}, {verdict} the budget of {format_bytes(budget)} "
-        "(live tensors of this process, in the steps that were measured)"
+        f"the peak was {format_bytes(peak_bytes)}, {verdict} the budget of {format_bytes(budget_bytes)} "
+        "(live tensors of this process in the measured steps)"
     ]
-    for name, state in trained[:_MOST_MODELS]:
-        lines += _lines_of(name, state)
-    if len(trained) > _MOST_MODELS:
-        lines.append(f"and {len(trained) - _MOST_MODELS} more models")
+    for name, fitted in trained[:_MAX_MODELS]:
+        lines += _model_lines(name, fitted)
+    if len(trained) > _MAX_MODELS:
+        lines.append(f"and {len(trained) - _MAX_MODELS} more models")
     return "\n".join(lines)
 
 
-def main_family(state: FittedModel) -> StepFamily | None:
-    """The kind of step whose plan takes the most memory, if there is a plan."""
-    planned = [family for family in state.families.values() if family.plan is not None]
-    return max(planned, key=_predicted_bytes, default=None)
+def largest_family(fitted: FittedModel) -> StepFamily | None:
+    """Return the planned steps with the largest predicted peak, or None if there is no plan."""
+    planned = [family for family in fitted.families.values() if family.plan is not None]
+    return max(planned, key=_predicted_peak_bytes, default=None)
 
 
-def typical_step_s(state: FittedModel) -> float | None:
-    """The median of the steps that went as planned."""
-    return statistics.median(state.planned_seconds) if state.planned_seconds else None
+def median_step_s(fitted: FittedModel) -> float | None:
+    """Return the median time of the steps that followed their plan, or None if there is none."""
+    return statistics.median(fitted.planned_seconds) if fitted.planned_seconds else None
 
 
-def _predicted_bytes(family: StepFamily) -> int:
+def _predicted_peak_bytes(family: StepFamily) -> int:
     return family.plan.predicted_peak_bytes + family.grown_bytes if family.plan is not None else 0
 
 
-def _lines_of(name: str, state: FittedModel) -> list[str]:
+def _model_lines(name: str, fitted: FittedModel) -> list[str]:
+    signatures = len(fitted.families)
     lines = [
         name,
-        f"  steps    {state.steps:,}: {state.online_steps:,} online, {state.steps - state.online_steps:,} planned; "
-        f"{_count(len(state.families), 'family')}; {state.planning_s:.1f} s of planning",
+        f"  steps    {fitted.steps:,}: {fitted.online_steps:,} online, {fitted.steps - fitted.online_steps:,} planned; "
+        f"{signatures:,} step signature{'' if signatures == 1 else 's'}; {fitted.planning_s:.1f} s of planning",
     ]
-    if state.measured_peak_bytes is not None and state.predicted_peak_bytes is not None:
+    if fitted.measured_peak_bytes is not None and fitted.predicted_peak_bytes is not None:
         lines.append(
-            f"  peak     {format_bytes(state.predicted_peak_bytes)} predicted, "
-            f"{format_bytes(state.measured_peak_bytes)} measured, in the last planned step that was measured"
+            f"  peak     {format_bytes(fitted.predicted_peak_bytes)} predicted, "
+            f"{format_bytes(fitted.measured_peak_bytes)} measured (last measured step with a plan)"
         )
-    family, step_s = main_family(state), typical_step_s(state)
+    family, step_s = largest_family(fitted), median_step_s(fitted)
     if family is not None and family.plan is not None:
+        plan = family.plan
         if step_s is not None:
-            lines.append(_time_line(step_s, family.plan.plain_step_s))
-        kept = sum(module.kept_bytes for module in family.plan.kinds)
-        remade = sum(module.recomputed_bytes for module in family.plan.kinds)
+            lines.append(_time_line(step_s, plan.plain_step_s))
+        kept_bytes = sum(module.kept_bytes for module in plan.modules)
+        recomputed_bytes = sum(module.recomputed_bytes for module in plan.modules)
         lines.append(
-            f"  plan     keeps {format_bytes(kept)}, recomputes {format_bytes(remade)}: "
-            f"{len(family.plan.recomputed):,} of {len(family.plan.keep):,} ops"
+            f"  plan     keeps {format_bytes(kept_bytes)}, recomputes {format_bytes(recomputed_bytes)}: "
+            f"{len(plan.recomputed):,} of {len(plan.keep):,} ops"
         )
     else:
         context = current_runtime().last_context
@@ -83,21 +85,18 @@ def _lines_of(name: str, state: FittedModel) -> list[str]:
 
 
 def _time_line(step_s: float, plain_s: float) -> str:
-    against = f", × {step_s / plain_s:.2f} of {format_time(plain_s)}" if plain_s > 0 else ""
-    return (
-        f"  time     {format_time(step_s)} a planned step (median){against}: what the ops of the profiled step took, "
-        "with nothing recomputed"
+    ratio = (
+        f", × {step_s / plain_s:.2f} of {format_time(plain_s)}, the time of all ops without recomputation"
+        if plain_s > 0
+        else ""
     )
+    return f"  time     {format_time(step_s)} per planned step (median){ratio}"
 
 
-def _evictions(done: BudgetReport) -> str:
-    parts = [f"{done.values_dropped:,} values dropped, to be made again ({format_bytes(done.bytes_dropped)})"]
-    if done.values_compressed:
-        parts.append(f"{done.values_compressed:,} compressed ({format_bytes(done.bytes_compressed)})")
-    if done.values_offloaded:
-        parts.append(f"{done.values_offloaded:,} written to {done.store} ({format_bytes(done.bytes_written)})")
+def _evictions(report: BudgetReport) -> str:
+    parts = [f"{report.values_dropped:,} values dropped for recomputation ({format_bytes(report.bytes_dropped)})"]
+    if report.values_compressed:
+        parts.append(f"{report.values_compressed:,} compressed ({format_bytes(report.bytes_compressed)})")
+    if report.values_offloaded:
+        parts.append(f"{report.values_offloaded:,} offloaded to {report.store} ({format_bytes(report.bytes_written)})")
     return f"no plan yet; in the last step {', '.join(parts)}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
