@@ -1,6 +1,6 @@
-"""What five Rust modules promised, done for real, each feature under the name it had there.
+"""Features of five Rust checkpointing modules, tested under their original names.
 
-The names are those of scirs2-neural `training/backprop_efficient` (RecomputationPolicy,
+The modules are scirs2-neural `training/backprop_efficient` (RecomputationPolicy,
 GradientCheckpointManager, EfficientBackprop, CpuActivationStore), kizzasi-model `gradient_checkpoint`
 (ActivationCheckpointer, CheckpointConfig), numr `autograd/checkpoint` (checkpoint), yscv-autograd `checkpoint`
 (CheckpointConfig, plan_recomputation) and ferrotorch-core `autograd/checkpoint` (checkpoint, checkpoint_multi).
@@ -48,9 +48,12 @@ class TestScirs2Neural:
         [
             (KeepAll(), 12),  # RecomputationPolicy::CheckpointAll
             (KeepNone(), 0),  # ::CheckpointNone
-            (Selective(cost=lambda op: 30), 3),  # ::Selective, with its default threshold: every 4 × 30 ≥ 100
+            (
+                Selective(cost=lambda op: 30),
+                3,
+            ),  # ::Selective with the default threshold: every fourth layer, as 4 × 30 ≥ 100
             (Selective(60, cost=lambda op: 30), 6),  # ::Selective { cost_threshold }
-            (EveryN(3), 3),  # ::EveryN { n }: the inputs of layers 3, 6 and 9, and the chain's
+            (EveryN(3), 3),  # ::EveryN { n }: the inputs of layers 3, 6 and 9; the input of the chain is not counted
         ],
     )
     def test_recomputation_policy(self, rule, kept):
@@ -62,23 +65,23 @@ class TestScirs2Neural:
         assert Selective().min_cost_us == 100
 
     def test_checkpoint_activation_is_a_true_copy(self):
-        """There an empty buffer was stored."""
+        """The original stored an empty buffer."""
         store = ActivationStore(budget="1 GiB")
         activation = X.copy()
         store.put(3, activation, cost=50)
         activation[:] = 0
         assert np.array_equal(store.get(3), X)
 
-    def test_get_checkpoint_removes_it_and_gives_its_bytes_back(self):
-        """There the bytes stayed counted."""
+    def test_get_checkpoint_removes_the_entry_and_its_bytes(self):
+        """The original kept counting the bytes."""
         store = ActivationStore()
         store.put(3, X)
         assert np.array_equal(store.take(3), X)
         assert 3 not in store  # has_checkpoint
         assert store.bytes_stored == 0  # memory_usage
 
-    def test_evict_oldest_checkpoint_until_there_is_room(self):
-        """There one was evicted, even if more room was needed."""
+    def test_evict_oldest_checkpoint_until_the_new_one_fits(self):
+        """The original evicted one entry, even if the new one still did not fit."""
         store = ActivationStore(budget=4 * X.nbytes, evict="oldest")
         for layer in range(4):
             store.put(layer, X)
@@ -119,7 +122,7 @@ class TestScirs2Neural:
         assert store.stats().utilisation == 0
 
     def test_forward_with_checkpoint_and_backward_with_recomputation(self):
-        """There the recomputed activation was a placeholder."""
+        """The original recomputed a placeholder."""
         checkpointer = Checkpointer(EveryN(4), ActivationStore(budget="1 MiB"))
         output = checkpointer.forward(X, LAYERS, forward)
         assert np.array_equal(output, activations()[-1])
@@ -163,22 +166,22 @@ class TestKizzasiModel:
         store = ActivationStore(slots=2, evict="error")
         store.put(0, X)
         store.put(1, X)
-        store.put(1, X)  # replacing takes no new slot
-        with pytest.raises(BudgetError, match="2 of 2 slots are taken"):
+        store.put(1, X)  # replacing an entry needs no new slot
+        with pytest.raises(BudgetError, match="2 of 2 slots are in use"):
             store.put(2, X)
         checkpointer = Checkpointer(EveryN(2), ActivationStore(slots=3))
         checkpointer.forward(X, LAYERS, forward)
-        assert len(checkpointer.store) == 3  # num_checkpoints, the input's included
+        assert len(checkpointer.store) == 3  # num_checkpoints, including the input
         assert np.array_equal(checkpointer.backward(np.ones_like(X), LAYERS, forward, backward), full_gradient())
 
     @pytest.mark.parametrize(("precision", "part"), [("float16", 1 / 2), ("bfloat16", 1 / 2), ("int8", 17 / 64)])
     def test_use_mixed_precision(self, precision, part):
-        """There values were rounded to three decimals and stored at full size."""
+        """The original rounded values to three decimals and stored them at full size."""
         x = np.random.default_rng(1).standard_normal((64, 64)).astype("float32")
         store = ActivationStore(precision=precision)
         store.put(0, x)
         assert store.bytes_stored == part * x.nbytes  # memory_stored_bytes
-        assert store.bytes_avoided == (1 - part) * x.nbytes  # memory_saved_bytes, as far as precision goes
+        assert store.bytes_avoided == (1 - part) * x.nbytes  # memory_saved_bytes due to the lower precision
         assert store.get(0).dtype == np.float32
         assert np.abs(store.get(0) - x).max() < 0.02
 
@@ -198,14 +201,14 @@ class TestKizzasiModel:
         assert np.array_equal(Checkpointer(EveryN(2)).forward(X, LAYERS, forward), activations()[-1])
 
     def test_recompute_from_checkpoint_at_every_layer(self):
-        """There the input was no checkpoint, so the first layers could not be recomputed."""
+        """The original did not store the input, so the first layers could not be recomputed."""
         checkpointer = Checkpointer(EveryN(5))
         checkpointer.forward(X, LAYERS, forward)
         for layer, expected in enumerate(activations()[1:]):
             assert np.array_equal(checkpointer.recompute(layer, LAYERS, forward), expected)
 
     def test_arrays_of_any_rank_and_dtype(self):
-        """There only one-dimensional float32."""
+        """The original supports one-dimensional float32 arrays only."""
         store = ActivationStore()
         store.put(0, {"hidden": X.astype("float64"), "mask": X > 0, "ids": [np.arange(3)]})
         assert store.get(0)["mask"].dtype == bool
@@ -216,7 +219,7 @@ class TestYscvAutograd:
 
     def test_uniform_segments(self):
         assert Segments.uniform(10, 2).ranges == ((0, 4), (5, 9))
-        assert Segments.uniform(11, 3).ranges == ((0, 2), (3, 5), (6, 10)), "the last takes the remainder"
+        assert Segments.uniform(11, 3).ranges == ((0, 2), (3, 5), (6, 10)), "the last range includes the remainder"
         assert Segments.uniform(0, 3).ranges == Segments.uniform(3, 0).ranges == Segments.uniform(2, 3).ranges == ()
 
     def test_should_checkpoint(self):
@@ -227,24 +230,24 @@ class TestYscvAutograd:
         assert Segments([(1, 3)]).mask(5) == [False, True, True, True, False]
         assert Segments().mask(3) == [False] * 3
 
-    def test_the_mask_is_obeyed(self):
-        """There it was only a mask."""
+    def test_the_mask_is_executed(self):
+        """The original only computes the mask."""
         rule = Segments([(1, 3), (6, 9)])
         calls = [0] * len(LAYERS)
 
-        def counting(layer, x):
+        def counted_forward(layer, x):
             calls[LAYERS.index(layer)] += 1
             return forward(layer, x)
 
         checkpointer = Checkpointer(rule)
-        checkpointer.forward(X, LAYERS, counting)
-        grad = checkpointer.backward(np.ones_like(X), LAYERS, counting, backward)
+        checkpointer.forward(X, LAYERS, counted_forward)
+        grad = checkpointer.backward(np.ones_like(X), LAYERS, counted_forward, backward)
         assert np.array_equal(grad, full_gradient())
         assert [count == 2 for count in calls] == rule.mask(len(LAYERS))
 
 
 class TestNumr:
-    """autograd/checkpoint: a function, recomputed in backward with the vector-Jacobian product."""
+    """autograd/checkpoint: a function that is recomputed in backward."""
 
     def test_single_input(self):
         x = torch.randn(5, requires_grad=True)
@@ -256,8 +259,8 @@ class TestNumr:
         a, b, c = (torch.randn(5, requires_grad=True) for _ in range(3))
         f = lambda p, q, r: (p * q).tanh() * r.exp()
         ours = torch.autograd.grad(lowtide.checkpoint(f, a, b, c).sum(), (a, b, c))
-        for mine, plain in zip(ours, torch.autograd.grad(f(a, b, c).sum(), (a, b, c)), strict=True):
-            assert torch.equal(mine, plain)
+        for gradient, plain in zip(ours, torch.autograd.grad(f(a, b, c).sum(), (a, b, c)), strict=True):
+            assert torch.equal(gradient, plain)
 
     def test_chained(self):
         x = torch.randn(5, requires_grad=True)
@@ -270,33 +273,33 @@ class TestNumr:
         assert torch.equal(ours, torch.autograd.grad(x.sin().exp(), x, v)[0])
 
     def test_several_outputs(self):
-        """There one output; here any."""
+        """The original supports one output."""
         x = torch.randn(5, requires_grad=True)
         a, b = lowtide.checkpoint(lambda t: (t.sin(), t.exp().cos()), x)
         ours = torch.autograd.grad(a.sum() + b.sum(), x)[0]
         assert torch.equal(ours, torch.autograd.grad(x.sin().sum() + x.exp().cos().sum(), x)[0])
 
     def test_captured_parameters(self):
-        """There lost; here they get their gradients."""
+        """The original loses the gradients of captured parameters."""
         w = torch.randn(5, requires_grad=True)
         lowtide.checkpoint(lambda t: (t * w).sin(), torch.ones(5)).sum().backward()
         assert torch.equal(w.grad, w.detach().cos())
 
     def test_leaf_hooks_fire(self):
-        x, seen = torch.randn(5, requires_grad=True), []
-        x.register_hook(seen.append)
+        x, gradients = torch.randn(5, requires_grad=True), []
+        x.register_hook(gradients.append)
         lowtide.checkpoint(lambda t: t.sin().exp(), x).sum().backward()
-        assert len(seen) == 1
+        assert len(gradients) == 1
 
-    def test_no_input_is_an_error_when_there_is_nothing_to_do(self):
+    def test_a_checkpoint_without_tensors_raises(self):
         with pytest.raises(lowtide.NothingToDoError, match="no tensors"):
             lowtide.checkpoint(lambda: torch.ones(3))
 
 
-class TestYscvAutogradObeyed:
-    """checkpoint: the mask of recomputed nodes, which there nothing acted on."""
+class TestYscvAutogradInTheEngine:
+    """checkpoint: the mask of recomputed nodes. The original does not execute it."""
 
-    def test_segments_are_obeyed_by_the_engine(self):
+    def test_the_engine_recomputes_segments(self):
         x = torch.randn(10, requires_grad=True)
         rule = Segments.uniform(6, 2)  # ops 0 to 2 and 3 to 5
         with lowtide.saving(rule):
@@ -305,7 +308,7 @@ class TestYscvAutogradObeyed:
                 y = y.sin()
             loss = y.sum()
         assert rule.mask(7) == [True] * 6 + [False]
-        assert lowtide.report().values_recomputed == 5  # all that is saved but x itself
+        assert lowtide.report().values_recomputed == 5  # all saved values except x
         loss.backward()
         assert lowtide.report().replayed_ops == 5
 
@@ -313,7 +316,7 @@ class TestYscvAutogradObeyed:
 class TestFerrotorchCore:
     """autograd/checkpoint."""
 
-    def test_checkpoint_multi_gives_gradients_only_where_asked(self):
+    def test_checkpoint_multi_computes_gradients_only_where_required(self):
         a, b, c = torch.randn(4, requires_grad=True), torch.randn(4), torch.randn(4, requires_grad=True)
         f = lambda p, q, r: (p * q).sin() * r
         lowtide.checkpoint(f, a, b, c).sum().backward()
@@ -329,10 +332,10 @@ class TestFerrotorchCore:
         plain = torch.autograd.grad(f(x).square().sum(), x)[0]
         torch.manual_seed(2)
         y = lowtide.checkpoint(f, x)
-        torch.rand(5)  # somebody else draws in between
+        torch.rand(5)  # other code draws random numbers in between
         assert torch.equal(torch.autograd.grad(y.square().sum(), x)[0], plain)
 
-    def test_generator_state_is_put_back_after_the_recompute(self):
+    def test_generator_state_is_restored_after_the_recompute(self):
         x = torch.randn(3000, requires_grad=True)
         y = lowtide.checkpoint(lambda t: torch.nn.functional.dropout(t, 0.5, True).exp(), x)
         before = torch.get_rng_state()
@@ -340,7 +343,7 @@ class TestFerrotorchCore:
         assert lowtide.report().replayed_ops > 0
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_generator_state_is_put_back_after_an_error(self):
+    def test_generator_state_is_restored_after_an_error(self):
         x = torch.randn(3000, requires_grad=True)
         y = lowtide.checkpoint(lambda t: torch.nn.functional.dropout(t, 0.5, True).exp() * t.sin(), x)
         with torch.no_grad():
@@ -351,7 +354,7 @@ class TestFerrotorchCore:
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_worker_threads_keep_the_no_grad_flag(self):
-        """There lost; here a scope in one thread says nothing about another."""
+        """The original loses the flag. A scope in one thread does not affect other threads."""
         from concurrent.futures import ThreadPoolExecutor
 
         x = torch.randn(4, requires_grad=True)
@@ -363,7 +366,7 @@ class TestFerrotorchCore:
         with ThreadPoolExecutor(1) as pool, lowtide.saving(KeepNone()):
             assert pool.submit(work).result() is False
 
-    def test_input_changed_between_forward_and_backward_is_seen(self):
+    def test_an_input_changed_between_forward_and_backward_raises(self):
         x = torch.randn(4, requires_grad=True)
         y = lowtide.checkpoint(lambda t: t.sin().exp(), x)
         with torch.no_grad():

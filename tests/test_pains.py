@@ -1,4 +1,4 @@
-"""What users of checkpointing, budgets and offloading suffer from today (docs/faq.md), where no other test has it."""
+"""Known issues of checkpointing and offloading in other projects (docs/explanation/faq.md)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ RECOMPUTE: dict[str, Any] = {"stores": None, "codecs": None}
 
 @contextlib.contextmanager
 def fitted(model: nn.Module, more_bytes: int, **options: Any) -> Iterator[nn.Module]:
-    """The model, fitted to so much more than is alive now."""
+    """Fit the model to a budget of `more_bytes` above the bytes that are live now."""
     gc.collect()
     ledger().see_everything()
     yield lowtide.fit(model, budget=ledger().live_bytes + more_bytes, **{**RECOMPUTE, **options})
     lowtide.unfit(model)
 
 
-class Wandering(nn.Module):
-    """Each call of a block drops one more row than the last, so that run a second time it does something else."""
+class ChangingShapes(nn.Module):
+    """Each call of a block drops one more row than the previous call, so a second run gives other shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class Wandering(nn.Module):
         return x
 
 
-def test_code_that_does_something_else_the_second_time() -> None:
-    """pytorch#155171: torch's checkpoint runs the code again, finds other tensors and gives up."""
+def test_code_that_behaves_differently_when_run_twice() -> None:
+    """pytorch#155171: torch.utils.checkpoint runs the code again, gets tensors of other shapes and raises."""
 
     def gradients(checkpoint: Callable[..., Any] | None, scope: Any = None) -> list[torch.Tensor]:
         torch.manual_seed(0)
-        model = Wandering()
+        model = ChangingShapes()
         if checkpoint is not None:
             model.checkpoint = checkpoint
         with scope or contextlib.nullcontext():
@@ -78,7 +78,7 @@ def test_code_that_does_something_else_the_second_time() -> None:
 
 
 class Experts(nn.Module):
-    """A noisy top-1 router that counts its tokens: every pass through its code gives another routing."""
+    """A noisy top-1 router that counts its tokens. Every run of its code gives another routing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4))
         self.noise = torch.Generator().manual_seed(5)
         self.register_buffer("tokens", torch.zeros(4))
-        self.rows_seen: list[int] = []
+        self.rows_per_expert: list[int] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = self.router(x) + torch.randn(len(x), 4, generator=self.noise)
@@ -95,16 +95,16 @@ class Experts(nn.Module):
         out = torch.zeros_like(x)
         for k, expert in enumerate(self.experts):
             rows = (chosen == k).nonzero()[:, 0]
-            self.rows_seen.append(len(rows))
+            self.rows_per_expert.append(len(rows))
             out = out.index_add(0, rows, expert(x[rows]) * weight[rows, None])
         return x + out
 
 
 def routed(scope: str, steps: int = 4) -> tuple[list[torch.Tensor], list[int]]:
-    """Everything a mixture of experts shows of itself in some steps."""
+    """Train a mixture of experts; return losses, gradients and buffers, and the number of rows for each expert."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Experts() for _ in range(3)))
-    results = []  # no tensors: those would count against the budget
+    results = []  # numpy arrays: tensors would count against the budget
     with contextlib.ExitStack() as stack:
         if scope == "fit":
             stack.enter_context(fitted(model, 400_000))
@@ -115,25 +115,25 @@ def routed(scope: str, steps: int = 4) -> tuple[list[torch.Tensor], list[int]]:
             loss.backward()
             if scope != "plain":
                 assert lowtide.report().replayed_ops > 0
-            seen = [loss.detach(), *[p.grad for p in model.parameters() if p.grad is not None]]
-            results += [tensor.numpy().copy() for tensor in seen]
-            del loss, seen
+            tensors = [loss.detach(), *[p.grad for p in model.parameters() if p.grad is not None]]
+            results += [tensor.numpy().copy() for tensor in tensors]
+            del loss, tensors
             model.zero_grad()
     results += [b.numpy().copy() for b in model.buffers()]
-    return [torch.from_numpy(array) for array in results], [rows for layer in model for rows in layer.rows_seen]
+    return [torch.from_numpy(array) for array in results], [rows for layer in model for rows in layer.rows_per_expert]
 
 
 @pytest.mark.parametrize("scope", ["rule", "fit"])
-def test_a_router_decides_once_and_counts_its_tokens_once(scope: str) -> None:
-    """pytorch#171355 and Megatron-LM#1330: routing that flips in the recompute, load counted twice."""
+def test_a_router_runs_once_and_counts_its_tokens_once(scope: str) -> None:
+    """pytorch#171355 and Megatron-LM#1330: routing changes in the recompute, and the load is counted twice."""
     plain, plain_rows = routed("plain")
     ours, our_rows = routed(scope)
     assert same(plain, ours)
     assert our_rows == plain_rows
 
 
-def test_a_fitted_model_may_use_its_cache() -> None:
-    """transformers#28056: `use_cache=True` is switched off, with a warning, where torch's checkpoint is on."""
+def test_a_fitted_model_with_a_key_value_cache() -> None:
+    """transformers#28056: gradient checkpointing turns `use_cache=True` off with a warning."""
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=64, n_positions=32, use_cache=True)
@@ -152,7 +152,7 @@ def test_a_fitted_model_may_use_its_cache() -> None:
 
 
 def test_a_fitted_model_under_autocast_with_gradient_scaling() -> None:
-    """pytorch#141896: what autocast has cast and keeps in its cache is the trouble of code that runs again."""
+    """pytorch#141896: the weight cache of autocast breaks code that runs a second time."""
 
     def train(fit: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -177,7 +177,7 @@ def test_a_fitted_model_under_autocast_with_gradient_scaling() -> None:
 
 
 def test_a_fitted_model_with_frozen_layers_and_inputs_without_grad() -> None:
-    """transformers#21381: "none of the inputs have requires_grad=True", and then no gradients."""
+    """transformers#21381: "None of the inputs have requires_grad=True", and gradients are missing."""
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(64, 64), nn.GELU())))
     model[:6].requires_grad_(False)
@@ -192,8 +192,8 @@ def test_a_fitted_model_with_frozen_layers_and_inputs_without_grad() -> None:
         assert lowtide.report().replayed_ops > 0
 
 
-def test_nobody_is_asked_about_use_reentrant() -> None:
-    """pytorch#160534: torch warns unless it is told which of two kinds of checkpoint is meant."""
+def test_checkpoint_does_not_warn_about_use_reentrant() -> None:
+    """pytorch#160534: torch.utils.checkpoint warns unless `use_reentrant` is passed."""
     x = torch.randn(8, requires_grad=True)
     with pytest.warns(UserWarning, match="use_reentrant"):
         torch_checkpoint(torch.sin, x)
@@ -203,8 +203,8 @@ def test_nobody_is_asked_about_use_reentrant() -> None:
         lowtide.checkpoint_sequential([torch.sin, torch.exp], 2, x).sum().backward()
 
 
-class Noting(MemoryDouble):
-    """A store that remembers the memory of what it was given."""
+class AddressStore(MemoryDouble):
+    """A store that lists the addresses of the tensors it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,24 +216,24 @@ class Noting(MemoryDouble):
 
 
 def test_parameters_and_the_batch_are_never_offloaded() -> None:
-    """llama-cookbook#115: autograd saves weights too, and offloading those only costs."""
+    """llama-cookbook#115: autograd saves weights too; offloading them saves no memory."""
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh())))
     batch = (torch.randn(256, 64),)
     plain = run_step(model, batch)
     own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), *batch]}
-    store = Noting()
+    store = AddressStore()
     assert_equal(plain, run_step(model, batch, restless(1, stores=store, codecs=None)))
     assert store.addresses
     assert not own & set(store.addresses)
 
 
-def test_offloading_leaks_nothing_from_step_to_step() -> None:
-    """trl#5700: memory that grows while activations are offloaded."""
+def test_offloading_leaks_no_memory() -> None:
+    """trl#5700: memory grows from step to step while activations are offloaded."""
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(128, 128), nn.GELU())))
     x = torch.randn(1024, 128)
-    written, alive, waiting = 0, [], []
+    written, live_bytes, stored_values = 0, [], []
     with DiskStore() as store, PeakMeter([*model.parameters(), x]) as meter:
         for _ in range(6):
             with above(4 * 2**20, stores=store, codecs=None):
@@ -246,21 +246,21 @@ def test_offloading_leaks_nothing_from_step_to_step() -> None:
             del loss
             gc.collect()
             store.flush()
-            alive.append(meter.live_bytes)
-            waiting.append(store.stats().values)
+            live_bytes.append(meter.live_bytes)
+            stored_values.append(store.stats().values)
     assert written > 0
-    assert set(alive) == {sum(t.nbytes for t in [*model.parameters(), x])}
-    assert set(waiting) == {0}
+    assert set(live_bytes) == {sum(t.nbytes for t in [*model.parameters(), x])}
+    assert set(stored_values) == {0}
 
 
-def work_gathers(rank: int, x: torch.Tensor) -> None:
+def count_gathers(rank: int, x: torch.Tensor) -> None:
     from torch.distributed.tensor.debug import CommDebugMode
 
     gathers = {}
     results = {}
     for name, scope in {"plain": None, "ours": lowtide.saving(lowtide.EveryN(1))}.items():
         model = sharded()
-        step(model, x)  # the first step sets up
+        step(model, x)  # FSDP initializes itself in the first step
         with CommDebugMode() as communication:
             results[name] = step(model, x, scope)
         gathers[name] = communication.get_comm_counts()
@@ -270,6 +270,6 @@ def work_gathers(rank: int, x: torch.Tensor) -> None:
     assert gathers["ours"] == gathers["plain"]
 
 
-def test_sharded_parameters_are_gathered_no_more_often() -> None:
-    """pytorch#105635: a forward that runs again gathers again."""
-    two_processes(work_gathers)
+def test_sharded_parameters_are_not_gathered_again() -> None:
+    """pytorch#105635: running forward a second time gathers the parameters a second time."""
+    two_processes(count_gathers)

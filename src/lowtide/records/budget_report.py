@@ -1,4 +1,4 @@
-"""What a budget did: the peak, and what became of the values that had to make room."""
+"""Report of a memory budget: its peak, and counts of evicted values."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .._units import format_bytes
 
 @dataclass(frozen=True)
 class BudgetReport:
-    """The counts of one budgeted scope, forward and backward. A value may be evicted several times."""
+    """Counts of one scope with a budget, in forward and backward. A value may be evicted several times."""
 
     budget_bytes: int
     peak_bytes: int
-    """The most live bytes that were counted while ops of this scope ran."""
+    """Peak of live bytes while ops of this scope ran."""
     values_dropped: int
     bytes_dropped: int
     values_compressed: int
@@ -21,7 +21,7 @@ class BudgetReport:
     bytes_compressed_to: int
     values_offloaded: int
     bytes_written: int
-    """What was already in the store is not written again."""
+    """Bytes written to the store. A value that is already in the store is not written again."""
     values_fetched: int
     values_decompressed: int
     store: str | None
@@ -39,6 +39,6 @@ class BudgetReport:
         if self.store is not None:
             lines.append(
                 f"offloaded       {self.values_offloaded:,} values to {self.store}, "
-                f"{format_bytes(self.bytes_written)} written, {self.values_fetched:,} values read back"
+                f"{format_bytes(self.bytes_written)} written, {self.values_fetched:,} values fetched"
             )
         return "\n".join(lines)

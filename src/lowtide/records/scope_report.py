@@ -1,4 +1,4 @@
-"""The report of one scope: what was kept, what was recomputed, what had to be pinned and why."""
+"""Report of one scope: counts of kept, recomputed, offloaded, compressed and pinned values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .budget_report import BudgetReport
 
 @dataclass(frozen=True)
 class Pinned:
-    """Values that the policy wanted recomputed and that are kept instead."""
+    """Values of one op that are kept although the policy chose recompute."""
 
     op: str
     module: str
@@ -20,33 +20,33 @@ class Pinned:
 
 @dataclass(frozen=True)
 class ScopeReport:
-    """The counts of the scope that was opened last. Values are counted when autograd saves them."""
+    """Counts of the most recently opened scope. Values are counted when autograd saves them."""
 
     policy: str
     ops: int
-    """Ops that made a value."""
+    """Ops that produced a value."""
     layers: int
-    """Layers that were entered, for policies that look at layers."""
+    """Layer calls, for policies with `needs_layers`."""
     values_kept: int
     bytes_kept: int
     values_recomputed: int
     bytes_recomputed: int
     values_from_outside: int
-    """Times that autograd saved something from outside the scope: parameters, inputs."""
+    """Number of saves of tensors from outside the scope: parameters, inputs."""
     replayed_ops: int
     bytes_copied: int
-    """Copies made because a value was about to be overwritten that a recompute needs."""
+    """Bytes of values copied before an in-place op because a recompute needs them."""
     pinned: tuple[Pinned, ...]
     foreign: dict[str, int]
-    """Tensor classes without a storage of their own, left as they are, and how often they were met."""
+    """Number of saved tensors by tensor class, for classes that lowtide keeps unchanged (sparse, nested, wrappers)."""
     values_offloaded: int = 0
-    """By a plan; under a budget see `budget`."""
+    """Offloaded by a plan. For a scope with a budget see `budget`."""
     bytes_offloaded: int = 0
     values_compressed: int = 0
-    """By a plan, too."""
+    """Compressed by a plan."""
     bytes_compressed: int = 0
     budget: BudgetReport | None = None
-    """For a scope with a budget."""
+    """Counts of a scope with a budget, else None."""
 
     def __str__(self) -> str:
         lines = [
@@ -65,10 +65,10 @@ class ScopeReport:
         if self.layers:
             lines.append(f"layers          {self.layers}")
         if self.bytes_copied:
-            lines.append(f"copied          {format_bytes(self.bytes_copied)} before being overwritten")
+            lines.append(f"copied          {format_bytes(self.bytes_copied)} before in-place ops")
         for pin in self.pinned:
             where = f" in {pin.module}" if pin.module else ""
             lines.append(f"pinned          {pin.count} × {pin.op}{where}: {pin.why}")
         for name, count in self.foreign.items():
-            lines.append(f"foreign         {count} × {name}: kept as it is")
+            lines.append(f"foreign         {count} × {name}: kept unchanged")
         return "\n".join(lines)
