@@ -1,4 +1,4 @@
-"""The public face: one list, which is what there is; and the rooms that import no torch."""
+"""Public names, packages that do not import torch, and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import lowtide
 from lowtide._units import format_bytes, parse_bytes
 
 
-def test_every_public_name_is_there_and_documented() -> None:
+def test_every_public_name_exists_and_has_a_docstring() -> None:
     assert len(set(lowtide.__all__)) == len(lowtide.__all__)
     for name in lowtide.__all__:
         value = getattr(lowtide, name)
@@ -25,15 +25,15 @@ def test_every_public_name_is_there_and_documented() -> None:
         _ = lowtide.nonsense
 
 
-def test_the_type_checkers_list_is_the_real_one() -> None:
+def test_type_checking_imports_match_the_public_names() -> None:
     source = Path(lowtide.__file__).read_text()
     block = source[source.index("if TYPE_CHECKING:") : source.index("__version__")]
     listed = set(re.findall(r" as (\w+)", block))
     assert listed == set(lowtide.__all__) - {"__version__"}
 
 
-def test_no_module_hides_a_public_name() -> None:
-    """Importing lowtide.x sets the attribute lowtide.x: a function must not share its name with a module."""
+def test_no_module_shadows_a_public_name() -> None:
+    """Importing the module lowtide.x sets lowtide.x, so a public function must not have the name of a module."""
     code = """
 import lowtide, pkgutil, importlib
 for module in pkgutil.walk_packages(lowtide.__path__, "lowtide."):
@@ -45,14 +45,14 @@ print([n for n in lowtide.__all__ if n != "chain" and type(getattr(lowtide, n)).
     assert out.strip() == "[]"
 
 
-def test_version() -> None:
+def test_version_matches_the_metadata() -> None:
     assert lowtide.__version__ == importlib.metadata.version("lowtide")
 
 
 @pytest.mark.parametrize(
     "package", ["lowtide", "lowtide.chain", "lowtide.policies", "lowtide.records.scope_report", "lowtide._units"]
 )
-def test_packages_without_torch(package: str) -> None:
+def test_package_does_not_import_torch(package: str) -> None:
     code = f"import sys, {package}; print([m for m in ('torch', 'jax') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
@@ -70,23 +70,23 @@ def test_packages_without_torch(package: str) -> None:
         ("1 TiB", 2**40),
     ],
 )
-def test_sizes(text: str | int, nbytes: int) -> None:
+def test_parse_bytes(text: str | int, nbytes: int) -> None:
     assert parse_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("nonsense", ["8", "GiB", "8 gigs", "-1 GB", "", "1e3 MB", "0 B"])
-def test_sizes_that_are_none(nonsense: str) -> None:
+@pytest.mark.parametrize("size", ["8", "GiB", "8 gigs", "-1 GB", "", "1e3 MB", "0 B"])
+def test_invalid_sizes_are_rejected(size: str) -> None:
     with pytest.raises(lowtide.ArgumentError, match="size"):
-        parse_bytes(nonsense)
+        parse_bytes(size)
 
 
-@pytest.mark.parametrize("nonsense", [0.5, 8.0, None, True, 0, -3])
-def test_bare_floats_are_refused(nonsense: object) -> None:
+@pytest.mark.parametrize("size", [0.5, 8.0, None, True, 0, -3])
+def test_bare_floats_are_refused(size: object) -> None:
     with pytest.raises(lowtide.ArgumentError):
-        parse_bytes(nonsense)  # type: ignore[arg-type]
+        parse_bytes(size)  # type: ignore[arg-type]
 
 
-def test_sizes_for_people() -> None:
+def test_format_bytes() -> None:
     assert [format_bytes(n) for n in (0, 1023, 1024, 1536 * 1024, 2**33, 2**50)] == [
         "0 B", "1023 B", "1.00 KiB", "1.50 MiB", "8.00 GiB", "1024.00 TiB",
     ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Train PyTorch models in less memory, with exactly the gradients they had.
+"""Train PyTorch models within a memory budget, with bit-identical gradients.
 
-This file is the only list of public names. They are imported on first use, so that `lowtide.chain`,
-which works on plain arrays, can be imported without torch.
+This file lists all public names. Each name is imported on first use, so that `lowtide.chain`, which
+works on plain arrays, does not import torch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "ArgumentError": "_errors",
     "BudgetError": "_errors",
     "DamagedValueError": "_errors",
@@ -85,16 +85,16 @@ _HOMES = {
     "Selective": "policies",
 }
 
-__all__ = ["__version__", "chain", *_HOMES]
+__all__ = ["__version__", "chain", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name == "chain":
         return importlib.import_module(".chain", __name__)
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    value = getattr(importlib.import_module(f".{module}", __name__), name)
     globals()[name] = value
     return value
 

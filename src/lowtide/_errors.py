@@ -1,41 +1,41 @@
-"""Every error lowtide raises, in one tree.
+"""All exceptions of lowtide.
 
 LowtideError
-├── ArgumentError          (ValueError)    a call that cannot mean anything
-├── NothingToDoError       (ValueError)    a checkpoint through which no gradient can flow
+├── ArgumentError          (ValueError)    an invalid argument
+├── NothingToDoError       (ValueError)    a checkpointed function without gradients
 ├── BudgetError            (MemoryError)   a byte budget that cannot be met
-├── StaleSourceError       (RuntimeError)  something needed for a recompute has changed since
-├── ReplayMismatchError    (RuntimeError)  a recompute gave something else than the first run
-├── ScheduleError          (RuntimeError)  a chain schedule that breaks its own promises
-├── DiskFullError          (OSError)       a store on disk has no room left
-├── StoreError             (RuntimeError)  a store cannot do what was asked: closed, or a value cannot be read
-│   └── DamagedValueError                  a value is no longer what was stored
-├── MissingCheckpointError (LookupError)   a chain asked for something that was never stored
+├── StaleSourceError       (RuntimeError)  a tensor needed by a replay has changed
+├── ReplayMismatchError    (RuntimeError)  a replayed op returned a different result
+├── ScheduleError          (RuntimeError)  an invalid chain schedule
+├── DiskFullError          (OSError)       no space left in a disk store
+├── StoreError             (RuntimeError)  a store is closed or cannot read a value
+│   └── DamagedValueError                  a stored value is corrupted
+├── MissingCheckpointError (LookupError)   a chain needs a checkpoint that was not stored
 └── MissingPackageError    (ImportError)   an optional package is not installed
 
-Each also inherits the built-in that plain code would have raised, so `except RuntimeError` around a
-backward pass catches what it always caught. `LowtideWarning` is for what is odd but harmless.
+Each error also inherits from the built-in exception in parentheses. `except RuntimeError` around a
+backward pass therefore also catches the errors of lowtide that can occur there.
 """
 
 from __future__ import annotations
 
 
 class LowtideError(Exception):
-    """Anything lowtide raises on purpose."""
+    """Base class of all lowtide errors."""
 
 
 class ArgumentError(LowtideError, ValueError):
-    """An argument has a value that cannot be meant."""
+    """An argument is invalid."""
 
 
 class NothingToDoError(LowtideError, ValueError):
-    """A checkpointed function has nothing through which a gradient could flow."""
+    """A checkpointed function was given no tensors and returned none that requires grad."""
 
 
 class BudgetError(LowtideError, MemoryError):
     """A byte budget cannot be met.
 
-    `budget_bytes` is what was asked; `smallest_bytes`, where known, is the least that would work.
+    `budget_bytes` is the requested budget. `smallest_bytes` is the smallest budget that works, if known.
     """
 
     def __init__(self, message: str, *, budget_bytes: int, smallest_bytes: int | None = None) -> None:
@@ -49,36 +49,36 @@ class StaleSourceError(LowtideError, RuntimeError):
 
 
 class ReplayMismatchError(LowtideError, RuntimeError):
-    """Replaying an op gave a result of another kind than the first time."""
+    """A replay did not reproduce the value of the first run."""
 
 
 class ScheduleError(LowtideError, RuntimeError):
-    """A schedule asks for something that is not there, or exceeds what it was given."""
+    """A chain schedule reads a value that is not available, or exceeds its number of checkpoints."""
 
 
 class DiskFullError(LowtideError, OSError):
-    """A store on disk has no room; what it holds is untouched."""
+    """A disk store has no space left. The stored values are still valid."""
 
 
 class StoreError(LowtideError, RuntimeError):
-    """A store cannot do what was asked."""
+    """A store is closed, or cannot read or write a value."""
 
 
 class DamagedValueError(StoreError):
-    """A value is no longer what was stored."""
+    """A stored value was changed or corrupted after it was stored."""
 
 
 class MissingCheckpointError(LowtideError, LookupError):
-    """No stored activation from which the wanted one could be made."""
+    """A chain has no stored checkpoint from which the requested value can be recomputed."""
 
 
 class MissingPackageError(LowtideError, ImportError):
-    """An optional package is needed for this call; the message has the pip line."""
+    """An optional package is not installed. The message contains the pip command."""
 
     def __init__(self, package: str, purpose: str, extra: str | None = None) -> None:
-        what = f'"lowtide[{extra}]"' if extra else package
-        super().__init__(f"{purpose} needs the package {package!r}: pip install {what}")
+        requirement = f'"lowtide[{extra}]"' if extra else package
+        super().__init__(f"{purpose} needs the package {package!r}: pip install {requirement}")
 
 
 class LowtideWarning(UserWarning):
-    """Something is probably not as the user thinks, but nothing is wrong."""
+    """Base class of all lowtide warnings. The results are correct, but probably not as intended."""

@@ -1,7 +1,6 @@
-"""Bytes as people write them ("8 GiB") and as programs count them (int), in both directions.
+"""Parse and format sizes in bytes ("8 GiB") and times.
 
-A bare float is refused: torch reads one as a ratio, other tools as GiB, and a guess would be wrong for
-somebody.
+A float is not accepted as a size: torch reads a float as a ratio, other tools read it as GiB.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
 
 def parse_bytes(size: str | int) -> int:
-    """The number of bytes that `size` means: an int is bytes, a string has a unit.
+    """Return `size` in bytes. An int is a number of bytes; a string needs a unit.
+
+    Raises `ArgumentError` if `size` is not positive or has no known unit.
 
     >>> parse_bytes("8 GiB"), parse_bytes("1.5kB"), parse_bytes(4096)
     (8589934592, 1500, 4096)
@@ -30,8 +31,8 @@ def parse_bytes(size: str | int) -> int:
         return size
     if not isinstance(size, str):
         raise ArgumentError(
-            f"a size is an int in bytes or a string with a unit such as '8 GiB', not {size!r}: "
-            f"a bare {type(size).__name__} could mean a ratio or any unit"
+            f"a size must be an int (bytes) or a string with a unit such as '8 GiB', not {size!r}: "
+            f"a bare {type(size).__name__} is ambiguous"
         )
     match = _PATTERN.fullmatch(size)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
@@ -41,15 +42,15 @@ def parse_bytes(size: str | int) -> int:
             "or KiB, MiB, GiB, TiB (powers of 1024), for example '8 GiB'"
         )
     whole, _, fraction = match.group(1).partition(".")
-    # Integer arithmetic: '0.1 GB' is exactly 100,000,000 bytes.
+    # Integer arithmetic, so that '0.1 GB' is exactly 100,000,000 bytes.
     nbytes = int(whole + fraction) * factor // int(10 ** len(fraction))
     if nbytes <= 0:
-        raise ArgumentError(f"{size!r} is no bytes at all: a size must be positive")
+        raise ArgumentError(f"{size!r} is 0 bytes: a size must be positive")
     return nbytes
 
 
 def format_bytes(nbytes: float) -> str:
-    """`nbytes` for people, in powers of 1024: '512 B', '1.50 MiB', '8.00 GiB'."""
+    """Return `nbytes` with a unit, in powers of 1024: '512 B', '1.50 MiB', '8.00 GiB'."""
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -59,7 +60,7 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """`seconds` for people: '1.50 s', '20.0 ms', '35 µs'."""
+    """Return `seconds` with a unit: '1.50 s', '20.0 ms', '35 µs'."""
     if seconds >= 1 or seconds == 0:
         return f"{seconds:.2f} s"
     return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"

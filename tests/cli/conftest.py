@@ -1,4 +1,4 @@
-"""A directory with a module of models, as a user of the commands has one."""
+"""Fixtures: a directory with user modules, and a function that runs a command."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def loss(out):
 def fixed():
     return build()
 
-def gives_a_dict():
+def returns_dict():
     return {"model": build()[0]}
 
-def gives_the_wrong_order():
+def returns_wrong_order():
     return build()[::-1]
 
-def gives_three():
+def returns_three():
     return (*build(), 3)
 
 def raises():
     raise ValueError("no data\\nhere")
 
-def leaves():
+def exits():
     raise SystemExit("usage: own_models.py DATA")
 
 def wrong_shape():
@@ -50,20 +50,20 @@ not_a_function = 3
 @pytest.fixture
 def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "own_models.py").write_text(OWN_MODELS)
-    (tmp_path / "own_broken.py").write_text("def build(:\n")
-    (tmp_path / "own_needy.py").write_text("import a_package_that_is_nowhere\n")
+    (tmp_path / "syntax_error.py").write_text("def build(:\n")
+    (tmp_path / "missing_import.py").write_text("import no_such_package\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for name in ("own_models", "own_broken", "own_needy"):
+    for name in ("own_models", "syntax_error", "missing_import"):
         sys.modules.pop(name, None)
 
 
 @pytest.fixture
 def lowtide_command() -> Callable[..., Result]:
-    """`lowtide_command("plan", "--preset", ...)`: run in this process; an exception that is no exit is the test's."""
+    """Return a function that runs `lowtide ARGS` in this process. Exceptions propagate to the test."""
 
-    def run(*words: str) -> Result:
-        return CliRunner().invoke(main, [*words], catch_exceptions=False)
+    def run(*args: str) -> Result:
+        return CliRunner().invoke(main, [*args], catch_exceptions=False)
 
     return run

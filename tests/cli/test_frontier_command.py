@@ -1,4 +1,4 @@
-"""`lowtide frontier` end to end on a small preset."""
+"""`lowtide frontier` on small models."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from click.testing import Result
 
 Command = Callable[..., Result]
-WORDS = ("frontier", "--preset", "gpt2-tiny", "--batch", "2", "--seq", "32", "--points", "3", "--deadline", "1")
+ARGS = ("frontier", "--preset", "gpt2-tiny", "--batch", "2", "--seq", "32", "--points", "3", "--deadline", "1")
 
 
-def test_a_table_and_every_file(lowtide_command: Command, tmp_path: Path) -> None:
-    files = {kind: tmp_path / f"frontier.{kind}" for kind in ("json", "html", "png")}
-    outputs = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
-    result = lowtide_command(*WORDS, *outputs)
+def test_table_and_all_output_files(lowtide_command: Command, tmp_path: Path) -> None:
+    files = {suffix: tmp_path / f"frontier.{suffix}" for suffix in ("json", "html", "png")}
+    outputs = [arg for suffix, path in files.items() for arg in (f"--{suffix}", str(path))]
+    result = lowtide_command(*ARGS, *outputs)
     assert result.exit_code == 0
     assert "of plain" in result.stdout
     assert "every block" in result.stdout
@@ -31,7 +31,7 @@ def test_a_table_and_every_file(lowtide_command: Command, tmp_path: Path) -> Non
     assert files["png"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_json_on_stdout_is_alone_there(lowtide_command: Command, own_models: Path) -> None:
+def test_json_on_stdout_is_the_only_output(lowtide_command: Command, own_models: Path) -> None:
     result = lowtide_command(
         "frontier", "own_models:build", "--loss", "own_models:loss", "--points", "2", "--deadline", "1", "--json", "-"
     )
@@ -39,7 +39,7 @@ def test_json_on_stdout_is_alone_there(lowtide_command: Command, own_models: Pat
     assert len(json.loads(result.stdout)["points"]) == 2
 
 
-def test_a_frontier_has_two_points(lowtide_command: Command) -> None:
+def test_at_least_two_points_are_required(lowtide_command: Command) -> None:
     result = lowtide_command("frontier", "--preset", "gpt2-tiny", "--points", "1")
     assert result.exit_code == 2
     assert "1 is not in the range x>=2" in result.stderr

@@ -1,4 +1,4 @@
-"""Models from configurations: the right head, a batch that it takes, nothing from a network."""
+"""Models from transformers configurations: model class, batch, dtype and size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowtide.cli._presets import PRESETS
-from lowtide.cli._transformers import ConfiguredModel, _config_object, _head, _transformers
+from lowtide.cli._transformers import ConfiguredModel, build_config, choose_model_class, import_transformers
 
 TINY = [name for name in PRESETS if name.endswith("-tiny")]
 BERT = PRESETS["bert-tiny"].config
@@ -25,8 +25,8 @@ def configured(config: dict[str, Any], **options: Any) -> ConfiguredModel:
     return ConfiguredModel(config, **{"seq": None, "dtype": None, "device": "cpu", **options})
 
 
-def loss_of(made: ConfiguredModel, batch: int = 2) -> torch.Tensor:
-    loss = made.model(**made.batch(batch)).loss
+def loss_of(configured_model: ConfiguredModel, batch: int = 2) -> torch.Tensor:
+    loss = configured_model.model(**configured_model.batch(batch)).loss
     assert isinstance(loss, torch.Tensor)
     assert loss.requires_grad
     assert bool(loss.isfinite())
@@ -34,7 +34,7 @@ def loss_of(made: ConfiguredModel, batch: int = 2) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_tiny_presets_have_a_loss_and_are_seeded(name: str) -> None:
+def test_tiny_presets_have_a_loss_and_a_seed(name: str) -> None:
     state = torch.get_rng_state()
     one, other = configured(PRESETS[name].config), configured(PRESETS[name].config)
     assert torch.equal(torch.get_rng_state(), state)
@@ -48,22 +48,22 @@ def test_tiny_presets_have_a_loss_and_are_seeded(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("gpt2-small", 124_439_808),  # as counted in the papers and model cards
+        ("gpt2-small", 124_439_808),  # sizes from papers and model cards
         ("t5-small", 60_506_624),
         ("resnet", 25_557_032),
         ("vit-small", 22_050_664),
     ],
 )
-def test_published_presets_have_the_published_size(name: str, parameters: int) -> None:
-    transformers = _transformers()
+def test_published_presets_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    transformers = import_transformers()
     config = PRESETS[name].config
     with torch.device("meta"):
-        model = getattr(transformers, _head(config)[0])(_config_object(transformers, config))
+        model = getattr(transformers, choose_model_class(config)[0])(build_config(transformers, config))
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 @pytest.mark.parametrize(
-    ("config", "head"),
+    ("config", "class_name"),
     [
         (BERT, "BertForMaskedLM"),
         ({**BERT, "is_decoder": True}, "BertLMHeadModel"),
@@ -77,14 +77,14 @@ def test_published_presets_have_the_published_size(name: str, parameters: int) -
         (PRESETS["resnet-tiny"].config, "ResNetForImageClassification"),
     ],
 )
-def test_the_head_is_the_one_to_train(config: dict[str, Any], head: str) -> None:
-    made = configured(config, seq=16)
-    assert type(made.model).__name__ == head
-    loss_of(made).backward()
-    assert all(p.grad is not None for p in made.model.parameters() if p.requires_grad)
+def test_model_class_and_gradients(config: dict[str, Any], class_name: str) -> None:
+    built = configured(config, seq=16)
+    assert type(built.model).__name__ == class_name
+    loss_of(built).backward()
+    assert all(p.grad is not None for p in built.model.parameters() if p.requires_grad)
 
 
-def test_lengths_types_and_image_sizes() -> None:
+def test_sequence_lengths_dtypes_and_image_sizes() -> None:
     assert configured(GPT2).batch(2)["input_ids"].shape == (2, 128)
     assert configured(GPT2, seq=40).batch(2)["input_ids"].shape == (2, 40)
     assert configured({**GPT2, "n_positions": 64}).batch(2)["input_ids"].shape == (2, 64)

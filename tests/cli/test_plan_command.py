@@ -1,4 +1,4 @@
-"""`lowtide plan` end to end on small models: the answer, its files, and the exit code that scripts read."""
+"""`lowtide plan` on small models: result, output files and exit codes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Command = Callable[..., Result]
 OWN = ("plan", "own_models:build", "--loss", "own_models:loss", "--deadline", "3")
 
 
-def plain_peak(command: Command, *words: str) -> int:
-    """The peak of the plain step here and now: whatever else this process holds is in it."""
-    result = command(*words, "--budget", "64GiB", "--json", "-", "--quiet")
+def plain_peak_bytes(command: Command, *args: str) -> int:
+    """Return the peak of a plain step, including all other tensors of this process."""
+    result = command(*args, "--budget", "64GiB", "--json", "-", "--quiet")
     assert result.exit_code == 0, result.stderr
     return Plan.from_json(result.stdout).plain_peak_bytes
 
 
-def test_a_preset_that_fits_with_recomputing(lowtide_command: Command, tmp_path: Path) -> None:
-    words = ("plan", "--preset", "gpt2-tiny", "--batch", "4", "--seq", "64", "--deadline", "3")
-    peak = plain_peak(lowtide_command, *words)
+def test_preset_fits_with_recomputation(lowtide_command: Command, tmp_path: Path) -> None:
+    args = ("plan", "--preset", "gpt2-tiny", "--batch", "4", "--seq", "64", "--deadline", "3")
+    peak = plain_peak_bytes(lowtide_command, *args)
     budget = peak - 2 * 2**20
-    files = {kind: tmp_path / f"plan.{kind}" for kind in ("json", "html", "png")}
-    outputs = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
-    result = lowtide_command(*words, "--budget", f"{budget}B", *outputs)
+    files = {suffix: tmp_path / f"plan.{suffix}" for suffix in ("json", "html", "png")}
+    outputs = [arg for suffix, path in files.items() for arg in (f"--{suffix}", str(path))]
+    result = lowtide_command(*args, "--budget", f"{budget}B", *outputs)
     assert result.exit_code == 0
     assert result.stdout.startswith("fits: gpt2-tiny, batch 4, peaks at ")
     assert "more time" in result.stdout
@@ -46,8 +46,8 @@ def test_a_preset_that_fits_with_recomputing(lowtide_command: Command, tmp_path:
     assert files["png"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_plan_that_is_written_can_be_obeyed(lowtide_command: Command, own_models: Path) -> None:
-    peak = plain_peak(lowtide_command, *OWN, "--batch", "256")
+def test_written_plan_can_be_used_by_fit(lowtide_command: Command, own_models: Path) -> None:
+    peak = plain_peak_bytes(lowtide_command, *OWN, "--batch", "256")
     result = lowtide_command(*OWN, "--batch", "256", "--budget", f"{peak - 2**17}B", "--json", "plan.json", "-q")
     assert result.exit_code == 0
     plan = Plan.load("plan.json")
@@ -59,13 +59,13 @@ def test_the_plan_that_is_written_can_be_obeyed(lowtide_command: Command, own_mo
     loss(model(batch)).backward()
     plain = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    lowtide.fit(model, plan=plan, budget=2**60)  # the copies above count, too
+    lowtide.fit(model, plan=plan, budget=2**60)  # large, because the gradients copied above count as live bytes
     loss(model(batch)).backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True))
     assert lowtide.report(model).plan.fingerprint == plan.fingerprint
 
 
-def test_what_does_not_fit_has_its_own_exit_code(lowtide_command: Command, own_models: Path) -> None:
+def test_exit_code_if_the_budget_is_too_small(lowtide_command: Command, own_models: Path) -> None:
     result = lowtide_command(*OWN, "--budget", "100KiB", "--html", "plan.html", "-q")
     assert result.exit_code == 3
     assert result.stderr == ""
@@ -75,7 +75,7 @@ def test_what_does_not_fit_has_its_own_exit_code(lowtide_command: Command, own_m
     assert not Path("plan.html").exists()
 
 
-def test_the_smallest_budget_that_is_said_works(lowtide_command: Command, own_models: Path) -> None:
+def test_reported_smallest_budget_works(lowtide_command: Command, own_models: Path) -> None:
     refused = lowtide_command(*OWN, "--budget", "100KiB", "--json", "-", "-q")
     assert refused.exit_code == 3
     document = json.loads(refused.stdout)
@@ -86,17 +86,17 @@ def test_the_smallest_budget_that_is_said_works(lowtide_command: Command, own_mo
     assert lowtide_command(*OWN, "--budget", f"{smallest // 2}B", "-q").exit_code == 3
 
 
-def test_the_state_of_an_optimizer_is_counted(lowtide_command: Command, own_models: Path) -> None:
+def test_optimizer_state_is_counted(lowtide_command: Command, own_models: Path) -> None:
     parameters = 8 * (64 * 64 + 64) * 4
-    peaks = {name: plain_peak(lowtide_command, *OWN, "--optimizer", name) for name in ("sgd", "momentum", "adam")}
+    peaks = {name: plain_peak_bytes(lowtide_command, *OWN, "--optimizer", name) for name in ("sgd", "momentum", "adam")}
     assert peaks["momentum"] - peaks["sgd"] == pytest.approx(parameters, abs=4096)
     assert peaks["adam"] - peaks["sgd"] == pytest.approx(2 * parameters, abs=4096)
     refused = lowtide_command(*OWN, "--optimizer", "adam", "--budget", f"{parameters}B", "-q")
-    assert refused.exit_code == 3  # the state alone is larger, and still there is an answer
+    assert refused.exit_code == 3  # the state alone exceeds the budget
     assert "the smallest that works is" in " ".join(refused.stdout.split())
 
 
-def test_json_on_stdout_is_alone_there(lowtide_command: Command, own_models: Path) -> None:
+def test_json_on_stdout_is_the_only_output(lowtide_command: Command, own_models: Path) -> None:
     result = lowtide_command(*OWN, "--budget", "1GiB", "--json", "-")
     assert result.exit_code == 0
     assert Plan.from_json(result.stdout).budget_bytes == 2**30
@@ -108,19 +108,19 @@ def test_quiet_and_verbose(lowtide_command: Command, own_models: Path) -> None:
     assert quiet.stderr == ""
     verbose = lowtide_command(*OWN, "--budget", "1GiB", "--quiet", "-v")
     assert "ops, " in verbose.stderr
-    assert "of trained parameters" in verbose.stderr
+    assert "trained parameters" in verbose.stderr
     assert logging.getLogger("lowtide").level == logging.NOTSET
     assert not logging.getLogger("lowtide").handlers
 
 
-def test_the_largest_batch_fits_and_the_next_does_not(lowtide_command: Command, own_models: Path) -> None:
-    words = (*OWN, "--budget", f"{plain_peak(lowtide_command, *OWN, '--batch', '96')}B", "-q")
-    result = lowtide_command(*words, "--max-batch", "--batch", "64", "--json", "largest.json")
+def test_largest_batch_fits_and_the_next_does_not(lowtide_command: Command, own_models: Path) -> None:
+    args = (*OWN, "--budget", f"{plain_peak_bytes(lowtide_command, *OWN, '--batch', '96')}B", "-q")
+    result = lowtide_command(*args, "--max-batch", "--batch", "64", "--json", "largest.json")
     assert result.exit_code == 0
     document = json.loads(Path("largest.json").read_text())
     batch = document["batch"]
-    assert batch >= 96  # what fits plainly fits
-    tried = {one["batch"]: one["fits"] for one in document["tried"]}
+    assert batch >= 96  # batch 96 fits without recomputation
+    tried = {attempt["batch"]: attempt["fits"] for attempt in document["tried"]}
     assert tried[batch]
     assert tried[batch + 1] is False
     assert all(fits == (size <= batch) for size, fits in tried.items())
@@ -129,7 +129,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(lowtide_command: Command, 
     assert "no larger batch fits" in result.stdout
 
 
-def test_not_even_one_sample_fits(lowtide_command: Command, own_models: Path) -> None:
+def test_one_sample_does_not_fit(lowtide_command: Command, own_models: Path) -> None:
     result = lowtide_command(*OWN, "--budget", "100KiB", "--max-batch", "--batch", "2", "--json", "-", "-q")
     assert result.exit_code == 3
     assert json.loads(result.stdout)["smallest_bytes"] > 100 * 1024
@@ -137,27 +137,27 @@ def test_not_even_one_sample_fits(lowtide_command: Command, own_models: Path) ->
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 5, 7, 8, 9, 31, 32])
 @pytest.mark.parametrize("start", [1, 3, 8, 40])
-def test_the_search_finds_the_largest(largest: int, start: int) -> None:
+def test_search_finds_the_largest_number(largest: int, start: int) -> None:
     from lowtide.cli._search import search_largest
 
-    asked: list[int] = []
+    tried: list[int] = []
 
-    def works(batch: int) -> bool:
-        asked.append(batch)
+    def fits(batch: int) -> bool:
+        tried.append(batch)
         return batch <= largest
 
-    assert search_largest(works, start, most=32) == largest
-    assert len(asked) == len(set(asked))
-    assert max(asked) <= 32
-    assert min(asked) >= 1
+    assert search_largest(fits, start, limit=32) == largest
+    assert len(tried) == len(set(tried))
+    assert max(tried) <= 32
+    assert min(tried) >= 1
 
 
-def test_a_lossy_codec_is_used_only_if_named(lowtide_command: Command) -> None:
-    words = ("plan", "--preset", "gpt2-tiny", "--batch", "4", "--seq", "64", "--deadline", "3")
-    budget = plain_peak(lowtide_command, *words) - 2 * 2**20
+def test_lossy_codec_is_used_only_if_requested(lowtide_command: Command) -> None:
+    args = ("plan", "--preset", "gpt2-tiny", "--batch", "4", "--seq", "64", "--deadline", "3")
+    budget = plain_peak_bytes(lowtide_command, *args) - 2 * 2**20
     codecs = {}
     for options in ((), ("--codec", "bf16"), ("--codec", "none")):
-        result = lowtide_command(*words, "--budget", f"{budget}B", "--json", "-", "--quiet", *options)
+        result = lowtide_command(*args, "--budget", f"{budget}B", "--json", "-", "--quiet", *options)
         assert result.exit_code == 0, result.stderr
         codecs[options[1:]] = {codec_cost.codec for codec_cost in Plan.from_json(result.stdout).codec_costs}
     assert "bf16" not in codecs[()]
@@ -165,7 +165,7 @@ def test_a_lossy_codec_is_used_only_if_named(lowtide_command: Command) -> None:
     assert codecs[("none",)] == set()
 
 
-def test_the_codecs_that_can_be_named_are_those_that_there_are() -> None:
+def test_codec_option_lists_all_codecs() -> None:
     from lowtide import codecs
     from lowtide.cli import _options
 

@@ -1,4 +1,4 @@
-"""Programs in processes of their own: plain Python, `lowtide run`, and what each took."""
+"""Run scripts in new processes, with plain Python or `lowtide run`, and measure their resident memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import NamedTuple
 SCRIPTS = Path(__file__).parent / "scripts"
 LOWTIDE = (sys.executable, "-m", "lowtide", "run")
 
-# glibc keeps freed memory for itself unless it is told not to: with these, large blocks go back to the system at once,
-# and resident memory shows what is alive. Plain and fitted programs get the same.
+# With the MALLOC variables glibc returns large freed blocks to the system at once, so that resident memory follows the
+# live tensors.
 ENVIRONMENT = {
     **os.environ,
     "MALLOC_MMAP_THRESHOLD_": str(2**17),
@@ -24,36 +24,40 @@ ENVIRONMENT = {
 }
 
 
-class Done(NamedTuple):
-    """How a program ended."""
+class Result(NamedTuple):
+    """Exit status, output and memory of a process."""
 
     status: int
-    """The exit code, or minus the signal."""
+    """Exit code, or the negative signal number."""
     out: str
     err: str
     resident_bytes: int
-    """The most resident memory it ever had, with that of its imports."""
+    """Peak resident memory, including imports."""
 
 
-def run(*command: str | Path, cwd: Path | None = None, stdin: str = "") -> Done:
-    """Run a command to its end."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, tempfile.TemporaryFile("w+") as fed:
-        fed.write(stdin)
-        fed.seek(0)
+def run(*command: str | Path, cwd: Path | None = None, stdin: str = "") -> Result:
+    """Run a command and wait until it exits."""
+    with (
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+        tempfile.TemporaryFile("w+") as input_file,
+    ):
+        input_file.write(stdin)
+        input_file.seek(0)
         child = subprocess.Popen(
-            [str(part) for part in command], stdin=fed, stdout=out, stderr=err, cwd=cwd, env=ENVIRONMENT
+            [str(part) for part in command], stdin=input_file, stdout=out, stderr=err, cwd=cwd, env=ENVIRONMENT
         )
         resident = 0
         while child.poll() is None:
-            resident = max(resident, _most_resident_bytes(child.pid))
+            resident = max(resident, _peak_resident_bytes(child.pid))
             time.sleep(0.005)
         out.seek(0)
         err.seek(0)
-        return Done(child.returncode, out.read(), err.read(), resident)
+        return Result(child.returncode, out.read(), err.read(), resident)
 
 
-def _most_resident_bytes(pid: int) -> int:
-    """What the system says so far. (`ru_maxrss` would count what the parent had resident before the program began.)"""
+def _peak_resident_bytes(pid: int) -> int:
+    """Return the peak resident memory so far. `ru_maxrss` would include the memory of the parent before exec."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -61,8 +65,8 @@ def _most_resident_bytes(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
-def both(script: Path, *args: str, stdin: str = "") -> tuple[Done, Done]:
-    """A script by plain Python, and by `lowtide run --quiet`, started in its directory."""
+def run_both(script: Path, *args: str, stdin: str = "") -> tuple[Result, Result]:
+    """Run a script with plain Python and with `lowtide run --quiet`, in the directory of the script."""
     plain = run(sys.executable, script.name, *args, cwd=script.parent, stdin=stdin)
     ours = run(*LOWTIDE, "--quiet", "--budget", "1GiB", script.name, *args, cwd=script.parent, stdin=stdin)
     return plain, ours

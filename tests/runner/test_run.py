@@ -1,4 +1,4 @@
-"""The command `lowtide run`: what it refuses, what it says at exit, its files, and that it goes with torchrun."""
+"""The command `lowtide run`: invalid arguments, summary, report, plan cache and torchrun."""
 
 from __future__ import annotations
 
@@ -51,55 +51,55 @@ def script(tmp_path: Path) -> Path:
         (["--budget", "1GiB", "--speed", "train.py"], "No such option '--speed'"),
     ],
 )
-def test_wrong_arguments(arguments: list[str], message: str) -> None:
+def test_invalid_arguments(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
 
 
-def test_the_help_teaches() -> None:
+def test_help_has_an_example_and_all_stores() -> None:
     result = CliRunner().invoke(command, ["--help"])
     assert result.exit_code == 0
     assert "lowtide run --budget 8GiB train.py" in result.output
     assert STORES == NAMES
 
 
-def test_plans_and_page_are_kept(script: Path, tmp_path: Path) -> None:
-    page, plans = tmp_path / "page.html", tmp_path / "plans"
+def test_report_and_plan_cache(script: Path, tmp_path: Path) -> None:
+    report, plans = tmp_path / "report.html", tmp_path / "plans"
     options = ("--budget", "20MiB", "--cache", plans, "--store", "disk")
-    first = run(*LOWTIDE, *options, "--report", page, script)
+    first = run(*LOWTIDE, *options, "--report", report, script)
     assert first.status == 0, first.err
     assert "Sequential" in first.err
     assert "1 online, 3 planned" in first.err
     predicted = re.search(r"peak +([\d.]+ MiB) predicted", first.err)
     assert predicted
-    assert predicted[1] in page.read_text()
+    assert predicted[1] in report.read_text()
     second = run(*LOWTIDE, *options, "--report", tmp_path / "none.html", script)
     assert second.out == first.out
     assert "0 online, 4 planned" in second.err
     assert "came from the cache" in second.err
 
 
-def test_a_budget_that_is_too_small(script: Path) -> None:
-    done = run(*LOWTIDE, "--budget", "3MiB", script)
-    assert done.status == 3
-    assert f'File "{script}", line 9, in <module>' in done.err
-    assert "BudgetError" in done.err
-    assert "a larger budget" in done.err
-    assert "lowtide/engine" not in done.err
-    assert "the budget of 3.00 MiB could not be held" in done.err
-    assert "give it more with --budget" in done.err
+def test_budget_is_too_small(script: Path) -> None:
+    result = run(*LOWTIDE, "--budget", "3MiB", script)
+    assert result.status == 3
+    assert f'File "{script}", line 9, in <module>' in result.err
+    assert "BudgetError" in result.err
+    assert "a larger budget" in result.err
+    assert "lowtide/engine" not in result.err
+    assert "the budget of 3.00 MiB could not be met" in result.err
+    assert "increase --budget" in result.err
 
 
-def test_nothing_to_train(tmp_path: Path) -> None:
+def test_script_without_training(tmp_path: Path) -> None:
     path = tmp_path / "infer.py"
     path.write_text("import torch\nwith torch.no_grad():\n    torch.nn.Linear(2, 2)(torch.ones(1, 2))\n")
-    done = run(*LOWTIDE, "--budget", "1GiB", path)
-    assert done.status == 0
-    assert "no training step was found" in done.err
+    result = run(*LOWTIDE, "--budget", "1GiB", path)
+    assert result.status == 0
+    assert "no training step was found" in result.err
 
 
-def test_torch_is_imported_when_the_script_does(tmp_path: Path) -> None:
+def test_torch_is_imported_by_the_script(tmp_path: Path) -> None:
     path = tmp_path / "late.py"
     path.write_text(
         "import importlib.util, sys\n"
@@ -109,25 +109,25 @@ def test_torch_is_imported_when_the_script_does(tmp_path: Path) -> None:
         "print(torch.__spec__.loader.get_filename() == torch.__file__)\n"
         "torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()\n"
     )
-    done = run(*LOWTIDE, "--budget", "1GiB", path)
-    assert done.out == "True\n"
-    assert "1 online, 0 planned" in done.err
+    result = run(*LOWTIDE, "--budget", "1GiB", path)
+    assert result.out == "True\n"
+    assert "1 online, 0 planned" in result.err
 
 
-def test_under_torchrun(tmp_path: Path) -> None:
-    start = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    for _ in range(3):  # under load plain torchrun itself now and then aborts at interpreter exit
-        plain = run(*start, SCRIPTS / "train_ddp.py")
+def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    for _ in range(3):  # on a loaded machine, torchrun without lowtide sometimes aborts at exit
+        plain = run(*torchrun, SCRIPTS / "train_ddp.py")
         if plain.status == 0:
             break
     assert plain.status == 0, plain.err
     assert plain.out.count("step") == 6
-    options = ("--budget", "3MiB", "--report", tmp_path / "page.html")
-    ours = run(*start, "-m", "lowtide", "run", *options, SCRIPTS / "train_ddp.py")
+    options = ("--budget", "3MiB", "--report", tmp_path / "report.html")
+    ours = run(*torchrun, "-m", "lowtide", "run", *options, SCRIPTS / "train_ddp.py")
     assert ours.status == 0, ours.err
-    assert sorted(page.name for page in tmp_path.iterdir()) == ["page.html", "page.rank1.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.rank1.html"]
     assert ours.out == plain.out
     for rank in (0, 1):
         assert f"lowtide run, rank {rank}: the peak was" in ours.err
     assert ours.err.count("within the budget of 3.00 MiB") == 2
-    assert ours.err.count("4 online, 2 planned") == 2  # DDP sorts its buckets anew in the second step
+    assert ours.err.count("4 online, 2 planned") == 2  # DDP rebuilds its buckets in the second step

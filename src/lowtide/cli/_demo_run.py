@@ -1,4 +1,4 @@
-"""What `lowtide demo` shows: a small real transformer, trained plainly, in a budget and under rules, side by side."""
+"""The comparison of `lowtide demo`: a small GPT-2, trained with several methods in turn."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ BATCH, LENGTH, VOCABULARY = 4, 192, 2048
 Scope = Callable[[], AbstractContextManager[Any]]
 
 
-class Contender:
-    """One way to train, with its own copy of the model."""
+class Method:
+    """A way to train, with its own copy of the model. `scope` is opened around each forward pass."""
 
-    def __init__(self, name: str, scope: Scope, model: Any, torch_checkpoint: bool = False) -> None:
+    def __init__(
+        self, name: str, model: Any, scope: Scope = contextlib.nullcontext, torch_checkpoint: bool = False
+    ) -> None:
         self.name = name
         self.scope = scope
         self.model = copy.deepcopy(model)
@@ -43,19 +45,19 @@ class Contender:
         self.peak_bytes = 0
         self.losses: list[torch.Tensor] = []
         self.equal = True
-        self.foreseen = ""
-        """What a plan said of it."""
+        self.prediction = ""
+        """Predicted peak and time, if there is a plan."""
 
     def is_metered(self, k: int, last: int) -> bool:
-        """Whether the peak of step k is taken: with the optimizer's state, which the first step makes."""
+        """Return whether the peak of step k is measured. The optimizer state exists from step 1 on."""
         return k == 1
 
     def step(self, ids: torch.Tensor, k: int, last: int) -> list[torch.Tensor]:
-        """One training step; its gradients."""
+        """Run training step k and return its gradients."""
         torch.manual_seed(k)
         self.optimizer.zero_grad(set_to_none=True)
         gc.collect()
-        meter = PeakMeter(self.base(ids)) if self.is_metered(k, last) else None
+        meter = PeakMeter(self.base_tensors(ids)) if self.is_metered(k, last) else None
         start = time.perf_counter()
         with meter or contextlib.nullcontext():
             with self.scope():
@@ -63,25 +65,25 @@ class Contender:
             loss.backward()
         if meter is not None:
             self.peak_bytes = max(self.peak_bytes, meter.peak_bytes)
-        elif 1 < k < last:  # the meter itself takes time
+        elif 1 < k < last:  # the meter slows steps 1 and last of some methods, so these count for none
             self.best_s = min(self.best_s, time.perf_counter() - start)
         self.losses.append(loss.detach())
         grads = [p.grad.clone() for p in self.model.parameters()]
         self.optimizer.step()
         return grads
 
-    def base(self, ids: torch.Tensor) -> list[torch.Tensor]:
-        """What is there before a step."""
+    def base_tensors(self, ids: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors that exist before a step."""
         state = [t for s in self.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
         return [*self.model.parameters(), *self.model.buffers(), ids, *state]
 
 
-class Budgeted(Contender):
-    """`lowtide.fit`, with a budget that is known once others have been metered: from the third step on."""
+class FittedMethod(Method):
+    """`lowtide.fit`, from step 2 on. The budget depends on the peaks of other methods, measured in step 1."""
 
-    def __init__(self, name: str, model: Any, asked_bytes: Callable[[], int]) -> None:
-        super().__init__(name, contextlib.nullcontext, model)
-        self.asked_bytes = asked_bytes
+    def __init__(self, name: str, model: Any, budget_bytes: Callable[[], int]) -> None:
+        super().__init__(name, model)
+        self.budget_bytes = budget_bytes
 
     def is_metered(self, k: int, last: int) -> bool:
         return k == last
@@ -89,67 +91,68 @@ class Budgeted(Contender):
     def step(self, ids: torch.Tensor, k: int, last: int) -> list[torch.Tensor]:
         if k < 2:
             return super().step(ids, k, last)
-        # A budget is for all tensors of the process: what the others have does not count against this one.
+        # A budget covers all tensors of the process, so the tensors of the other methods are added to the limit.
         self.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         ledger = current_runtime().memory().ledger
-        ledger.see_everything()
-        own = {s.data_ptr(): s.nbytes() for t in self.base(ids) if (s := t.untyped_storage()).nbytes()}
-        beside = ledger.live_bytes - sum(own.values())
+        ledger.count_everything()
+        own = {s.data_ptr(): s.nbytes() for t in self.base_tensors(ids) if (s := t.untyped_storage()).nbytes()}
+        other_bytes = ledger.live_bytes - sum(own.values())
+        limit_bytes = other_bytes + self.budget_bytes()
         if k == 2:
-            fit(self.model, budget=beside + self.asked_bytes(), optimizer=self.optimizer)
-        state_of(self.model).limit_bytes = beside + self.asked_bytes()
+            fit(self.model, budget=limit_bytes, optimizer=self.optimizer)
+        state_of(self.model).limit_bytes = limit_bytes
         grads = super().step(ids, k, last)
         if k == last:
-            known = report(self.model)
-            if known.plan is not None and known.predicted_peak_bytes is not None:
-                slower = known.plan.predicted_step_s / known.plan.plain_step_s
-                self.foreseen = f"{format_bytes(known.predicted_peak_bytes - beside)}, × {slower:.2f}"
+            fit_report = report(self.model)
+            if fit_report.plan is not None and fit_report.predicted_peak_bytes is not None:
+                ratio = fit_report.plan.predicted_step_s / fit_report.plan.plain_step_s
+                self.prediction = f"{format_bytes(fit_report.predicted_peak_bytes - other_bytes)}, × {ratio:.2f}"
             unfit(self.model)
         return grads
 
 
 def run(layers: int, steps: int, console: Console | None = None) -> Table:
-    """Train all contenders step by step and print the table."""
+    """Train with all methods. Print and return the table of results."""
     console = console or Console()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        contenders = _train(layers, steps, console)
+        methods = _train(layers, steps, console)
     finally:
         torch.set_num_threads(threads)
-    table = _table(contenders, layers, steps)
+    table = _table(methods, layers, steps)
     console.print(table)
     return table
 
 
-def _train(layers: int, steps: int, console: Console) -> list[Contender]:
-    model = _model(layers)
-    products = SaveOps(["mm", "addmm", "_scaled_dot_product_flash_attention_for_cpu"])
-    plainly = Contender("plain PyTorch", contextlib.nullcontext, model)
-    checkpointed = Contender("torch.utils.checkpoint", contextlib.nullcontext, model, torch_checkpoint=True)
-    contenders = [
-        plainly,
+def _train(layers: int, steps: int, console: Console) -> list[Method]:
+    model = _build_model(layers)
+    save_matmuls = SaveOps(["mm", "addmm", "_scaled_dot_product_flash_attention_for_cpu"])
+    plain = Method("plain PyTorch", model)
+    checkpointed = Method("torch.utils.checkpoint", model, torch_checkpoint=True)
+    methods = [
+        plain,
         checkpointed,
-        Budgeted("lowtide fit, the checkpoint's peak", model, lambda: checkpointed.peak_bytes),
-        Budgeted("lowtide fit, half of plain's peak", model, lambda: plainly.peak_bytes // 2),
-        Contender("lowtide EveryN(1)", lambda: saving(EveryN(1)), model),
-        Contender("lowtide EveryN(2)", lambda: saving(EveryN(2)), model),
-        Contender("lowtide SaveOps(matmuls)", lambda: saving(products), model),
+        FittedMethod("lowtide.fit, peak of checkpoint", model, lambda: checkpointed.peak_bytes),
+        FittedMethod("lowtide.fit, half the plain peak", model, lambda: plain.peak_bytes // 2),
+        Method("lowtide EveryN(1)", model, lambda: saving(EveryN(1))),
+        Method("lowtide EveryN(2)", model, lambda: saving(EveryN(2))),
+        Method("lowtide SaveOps(matmuls)", model, lambda: saving(save_matmuls)),
     ]
     last = steps + 2
     for k in track(range(last + 1), "training", console=console, transient=True):
         ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(k))
-        plain: list[torch.Tensor] = []
-        for contender in contenders:
-            grads = contender.step(ids, k, last)
-            plain = plain or grads
-            contender.equal &= all(torch.equal(a, b) for a, b in zip(plain, grads, strict=True))
-            contender.equal &= torch.equal(contender.losses[-1], contenders[0].losses[-1])
-    return contenders
+        plain_grads: list[torch.Tensor] = []
+        for method in methods:
+            grads = method.step(ids, k, last)
+            plain_grads = plain_grads or grads
+            method.equal &= all(torch.equal(a, b) for a, b in zip(plain_grads, grads, strict=True))
+            method.equal &= torch.equal(method.losses[-1], plain.losses[-1])
+    return methods
 
 
-def _model(layers: int) -> Any:
+def _build_model(layers: int) -> Any:
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
@@ -163,23 +166,23 @@ def _model(layers: int) -> Any:
     return transformers.GPT2LMHeadModel(config).train()
 
 
-def _table(contenders: list[Contender], layers: int, steps: int) -> Table:
-    plain = contenders[0]
+def _table(methods: list[Method], layers: int, steps: int) -> Table:
+    plain = methods[0]
     table = Table(
-        title=f"GPT-2, {layers} layers, 256 wide, batch {BATCH} × {LENGTH}: {steps} steps each, one thread",
-        caption="peak: live tensor bytes, with parameters and the optimizer's state; time: fastest step, against "
-        "plain; foreseen: what the plan said",
+        title=f"GPT-2, {layers} layers, width 256, batch {BATCH} × {LENGTH}: {steps} timed steps, one thread",
+        caption="peak: live tensor bytes, including parameters and optimizer state; step time: fastest step, relative "
+        "to plain; predicted: peak and step time according to the plan",
     )
     table.add_column("")
-    for heading in ("peak", "of plain", "step time", "foreseen", "grads equal"):
+    for heading in ("peak", "of plain", "step time", "predicted", "gradients"):
         table.add_column(heading, justify="right")
-    for c in contenders:
+    for method in methods:
         table.add_row(
-            c.name,
-            format_bytes(c.peak_bytes),
-            f"{100 * c.peak_bytes / plain.peak_bytes:.0f} %",
-            f"× {c.best_s / plain.best_s:.2f}",
-            c.foreseen,
-            "to the bit" if c.equal else "NO",
+            method.name,
+            format_bytes(method.peak_bytes),
+            f"{100 * method.peak_bytes / plain.peak_bytes:.0f} %",
+            f"× {method.best_s / plain.best_s:.2f}",
+            method.prediction,
+            "bit-equal" if method.equal else "DIFFERENT",
         )
     return table

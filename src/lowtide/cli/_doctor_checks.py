@@ -1,7 +1,7 @@
-"""What `lowtide doctor` finds out: versions, devices, speeds, and whether the engine works with this torch.
+"""The checks of `lowtide doctor`: versions, devices, speeds, and whether the engine works with this torch.
 
-Speeds are single wall-clock times on a machine in use, not benchmarks. Nothing is left behind: the spill file has
-no name.
+Each speed is a single measurement, not a benchmark. The disk is measured with an unnamed file, so no file remains.
+The field names of the records are keys of the JSON output.
 """
 
 from __future__ import annotations
@@ -36,37 +36,41 @@ _REQUIREMENT = re.compile(r"""^([A-Za-z0-9._-]+)[^;]*(?:;.*\bextra\s*==\s*['"]([
 
 @dataclass(frozen=True)
 class Package:
-    """A package that lowtide uses; `extra` brings an optional one."""
+    """A required or optional package."""
 
     name: str
     version: str | None
+    """None if the package is not installed."""
     extra: str | None
+    """The extra of lowtide that installs an optional package."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """Something to compute on."""
+    """A device that torch can use."""
 
     name: str
     words: str
+    """Description."""
     memory_bytes: int | None
     free_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Where values can wait, with its speed in both directions, or why there is none."""
+    """A memory tier and its write and read speed."""
 
     name: str
     where: str
     out_bytes_per_s: float | None
     in_bytes_per_s: float | None
     trouble: str = ""
+    """Error message if the tier cannot be used."""
 
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """A codec on a value that it is made for."""
+    """Compression ratio and speed of a codec on a suitable sample."""
 
     name: str
     exact: bool
@@ -78,16 +82,17 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class Check:
-    """Something that has to work, and what went wrong if it does not."""
+    """The result of one check."""
 
     name: str
     works: bool
     words: str
+    """Details, or the error message."""
 
 
 @dataclass(frozen=True)
 class Checkup:
-    """Everything that was found."""
+    """All results of `lowtide doctor`."""
 
     lowtide: str
     python: str
@@ -100,33 +105,33 @@ class Checkup:
 
     @property
     def well(self) -> bool:
-        """Whether everything that has to work does."""
+        """Whether all checks passed."""
         return all(check.works for check in self.checks)
 
 
-def check_up(directory: str | None, say: Callable[[str], None]) -> Checkup:
-    """Look at everything. `directory` is where the disk is measured; `say` is told what is being done."""
-    say("packages and devices")
-    found = packages(), devices()
-    say("speed of memory and disk")
-    speeds = tiers(directory)
-    say("speed of codecs")
-    codecs = codec_speeds()
-    say("does the engine work with this torch?")
+def run_checks(directory: str | None, start_phase: Callable[[str], None]) -> Checkup:
+    """Run all checks. The disk is measured in `directory`. `start_phase` is called with the title of each phase."""
+    start_phase("listing packages and devices")
+    found_packages, found_devices = packages(), devices()
+    start_phase("measuring memory and disk")
+    found_tiers = tiers(directory)
+    start_phase("measuring codecs")
+    found_codecs = codec_speeds()
+    start_phase("checking the engine")
     return Checkup(
         lowtide=__version__,
         python=platform.python_version(),
         system=platform.platform(),
-        packages=found[0],
-        devices=found[1],
-        tiers=speeds,
-        codecs=codecs,
-        checks=(private_names(), exactness("saved values recomputed"), exactness("a budget", budget="1 GiB")),
+        packages=found_packages,
+        devices=found_devices,
+        tiers=found_tiers,
+        codecs=found_codecs,
+        checks=(private_names(), exactness("recomputation"), exactness("online budget", budget="1 GiB")),
     )
 
 
 def packages() -> tuple[Package, ...]:
-    """What lowtide's own metadata requires, always or for an extra; the tools of its developers left out."""
+    """Return the packages that lowtide requires, always or for an extra, without the development tools."""
     found = []
     for requirement in metadata.requires("lowtide") or []:
         match = _REQUIREMENT.match(requirement)
@@ -141,21 +146,21 @@ def packages() -> tuple[Package, ...]:
 
 
 def devices() -> tuple[Device, ...]:
-    """The CPU, and the accelerators that torch sees."""
-    words = f"cores: {os.cpu_count()}, threads of torch: {torch.get_num_threads()}"
+    """Return the CPU and all accelerators."""
+    words = f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads"
     found = [Device("cpu", words, total_bytes(), available_bytes())]
-    if torch.accelerator.is_available():  # not yet run on an accelerator
-        kind = torch.accelerator.current_accelerator()
-        home: Any = getattr(torch, kind.type if kind is not None else "cuda", None)
+    if torch.accelerator.is_available():  # not yet tested on an accelerator
+        accelerator = torch.accelerator.current_accelerator()
+        module: Any = getattr(torch, accelerator.type if accelerator is not None else "cuda", None)
         for index in range(torch.accelerator.device_count()):
-            free, total = home.mem_get_info(index) if hasattr(home, "mem_get_info") else (None, None)
-            name = home.get_device_name(index) if hasattr(home, "get_device_name") else ""
-            found.append(Device(f"{kind}:{index}", name, total, free))
+            free, total = module.mem_get_info(index) if hasattr(module, "mem_get_info") else (None, None)
+            name = module.get_device_name(index) if hasattr(module, "get_device_name") else ""
+            found.append(Device(f"{accelerator}:{index}", name, total, free))
     return tuple(found)
 
 
 def tiers(directory: str | None) -> tuple[Tier, ...]:
-    """How fast values go to host memory and to the disk, and come back; and a plain copy to compare with."""
+    """Return the speed of a copy in memory, of the host store if there is an accelerator, and of the disk store."""
     source = torch.ones(16 * _ELEMENTS)
     copy = torch.empty_like(source)
     copy.copy_(source)
@@ -164,15 +169,15 @@ def tiers(directory: str | None) -> tuple[Tier, ...]:
     speed = source.nbytes / max(time.perf_counter() - start, 1e-7)
     del source, copy
     where = directory or tempfile.gettempdir()
-    found = [Tier("memory", "a copy", speed, speed)]
+    found = [Tier("memory", "copy in memory", speed, speed)]
     if torch.accelerator.is_available():
-        found.append(_tier("host", "host memory", HostStore))
-    return (*found, _tier("disk", where, lambda: DiskStore(directory)))
+        found.append(_measure_tier("host", "host memory", HostStore))
+    return (*found, _measure_tier("disk", where, lambda: DiskStore(directory)))
 
 
-def _tier(name: str, where: str, make: Callable[[], Store]) -> Tier:
+def _measure_tier(name: str, where: str, open_store: Callable[[], Store]) -> Tier:
     try:
-        with make() as store:
+        with open_store() as store:
             speed: Speed = measure_store(store, "64 MiB")
     except (LowtideError, OSError) as error:
         return Tier(name, where, None, None, str(error))
@@ -180,7 +185,7 @@ def _tier(name: str, where: str, make: Callable[[], Store]) -> Tier:
 
 
 def codec_speeds() -> tuple[CodecSpeed, ...]:
-    """Each codec on a value of the kind that it is made for."""
+    """Return the speed of each codec on a sample that suits the codec."""
     generator = torch.Generator().manual_seed(0)
     floats = torch.randn(_ELEMENTS, generator=generator)
     samples = {
@@ -208,8 +213,8 @@ def codec_speeds() -> tuple[CodecSpeed, ...]:
 
 
 def private_names() -> Check:
-    """Whether every private name of torch that the engine's code mentions is still there."""
-    title = "private names of torch"
+    """Check that torch still has every private name that lowtide uses."""
+    title = "private torch names"
     try:
         from .. import torch_compat
     except (ImportError, AttributeError) as error:
@@ -218,39 +223,39 @@ def private_names() -> Check:
     names = private_names_in("\n".join(inspect.getsource(module) for module in modules))
     missing = [name for name in names if not _resolves(name)]
     if missing:
-        return Check(title, False, f"gone in torch {torch.__version__}: {', '.join(missing)}")
-    return Check(title, True, f"all {len(names)} that the engine uses are there")
+        return Check(title, False, f"missing in torch {torch.__version__}: {', '.join(missing)}")
+    return Check(title, True, f"all {len(names)} names found")
 
 
 def private_names_in(source: str) -> list[str]:
-    """The dotted names in this code that begin with torch and have a private part: "torch._C._len"."""
+    """Return the dotted names in `source` that start with torch and have a private part, as "torch._C._len"."""
     found = set()
     for node in ast.walk(ast.parse(source)):
-        name = _dotted(node)
+        name = _dotted_name(node)
         if name.startswith("torch.") and any(part.startswith("_") for part in name.split(".")):
             found.add(name)
     return sorted(name for name in found if not any(other.startswith(f"{name}.") for other in found))
 
 
-def _dotted(node: ast.AST) -> str:
+def _dotted_name(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
-        before = _dotted(node.value)
-        return f"{before}.{node.attr}" if before else ""
+        prefix = _dotted_name(node.value)
+        return f"{prefix}.{node.attr}" if prefix else ""
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _resolves(name: str) -> bool:
-    at: Any = torch
+    value: Any = torch
     for part in name.split(".")[1:]:
-        if not hasattr(at, part):
+        if not hasattr(value, part):
             return False
-        at = getattr(at, part)
+        value = getattr(value, part)
     return True
 
 
 def exactness(title: str, budget: str | None = None) -> Check:
-    """Train a small net plainly and under lowtide: every gradient has to have the same bits."""
-    from ..engine.scopes.budget import budget as within
+    """Check that a small model has bit-equal gradients with and without lowtide."""
+    from ..engine.scopes.budget import budget as budget_scope
     from ..engine.scopes.saving import saving
     from ..policies import KeepNone
 
@@ -266,8 +271,8 @@ def exactness(title: str, budget: str | None = None) -> Check:
 
     try:
         plain = gradients(contextlib.nullcontext)
-        ours = gradients((lambda: within(budget)) if budget is not None else (lambda: saving(KeepNone())))
-    except Exception as error:  # whatever a torch that we do not know does
+        ours = gradients((lambda: budget_scope(budget)) if budget is not None else (lambda: saving(KeepNone())))
+    except Exception as error:  # an unknown version of torch may raise anything
         return Check(title, False, f"{type(error).__name__}: {error}")
-    same = len(plain) == len(ours) and all(torch.equal(a, b) for a, b in zip(plain, ours, strict=False))
-    return Check(title, same, "gradients are equal to the bit" if same else "gradients differ from plain PyTorch")
+    equal = len(plain) == len(ours) and all(torch.equal(a, b) for a, b in zip(plain, ours, strict=False))
+    return Check(title, equal, "gradients are bit-equal" if equal else "gradients differ from plain PyTorch")

@@ -1,4 +1,4 @@
-"""How commands fail: one sentence and an exit code, never a traceback for what the user can mend."""
+"""Errors of commands: one sentence and an exit code. User errors print no traceback."""
 
 from __future__ import annotations
 
@@ -11,56 +11,59 @@ import click
 
 from .._errors import ArgumentError, BudgetError, LowtideError
 
-FAILED, USAGE, TOO_SMALL = 1, 2, 3
-_SHOWN = 400
+EXIT_FAILURE, EXIT_USAGE, EXIT_BUDGET = 1, 2, 3
+_MAX_MESSAGE_CHARACTERS = 400
 
 log = logging.getLogger("lowtide")
 
 
 class Failure(click.ClickException):
-    """A sentence for the user; something went wrong on the way."""
+    """A failure, with a sentence for the user."""
 
-    exit_code = FAILED
+    exit_code = EXIT_FAILURE
 
 
-class WrongArguments(Failure):
-    """Arguments that cannot be meant."""
+class InvalidArguments(Failure):
+    """Invalid arguments."""
 
-    exit_code = USAGE
+    exit_code = EXIT_USAGE
 
 
 class BudgetTooSmall(Failure):
     """A budget that cannot be met."""
 
-    exit_code = TOO_SMALL
+    exit_code = EXIT_BUDGET
 
 
-class PlainCommand(click.Command):
-    """A command whose errors of lowtide's tree are said in one sentence, and that knows -h also when called alone."""
+class LowtideCommand(click.Command):
+    """A command that prints a `LowtideError` as one sentence, with the matching exit code."""
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
-        """Not from the group, as click does: it keeps the names with which it was called first."""
+        """Return -h and --help, also when the command is called without the group."""
         return ["-h", "--help"]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it."""
+        """Run the command."""
         try:
             return super().invoke(ctx)
+        except ArgumentError as error:
+            raise InvalidArguments(str(error)) from error
+        except BudgetError as error:
+            raise BudgetTooSmall(str(error)) from error
         except LowtideError as error:
-            kind = BudgetTooSmall if isinstance(error, BudgetError) else Failure
-            kind = WrongArguments if isinstance(error, ArgumentError) else kind
-            raise kind(str(error)) from error
+            raise Failure(str(error)) from error
 
 
 @contextlib.contextmanager
-def others_code(doing: str) -> Iterator[None]:
-    """Code of the user runs inside: what it raises is said in a sentence; with -v the log has the traceback."""
+def user_code(action: str) -> Iterator[None]:
+    """Convert exceptions of the user's code into a `Failure` that starts with `action`. -v logs the traceback."""
     try:
         yield
     except (LowtideError, click.ClickException):
         raise
     except (Exception, SystemExit) as error:
-        log.info("where it was raised:", exc_info=True)
-        said = " ".join(str(error).split())
-        said = said if len(said) <= _SHOWN else said[:_SHOWN] + " …"
-        raise Failure(f"{doing} raised {type(error).__name__}: {said or 'no message'} (-v shows where)") from error
+        log.info("Traceback of the exception:", exc_info=True)
+        message = " ".join(str(error).split()) or "no message"
+        if len(message) > _MAX_MESSAGE_CHARACTERS:
+            message = message[:_MAX_MESSAGE_CHARACTERS] + " …"
+        raise Failure(f"{action} raised {type(error).__name__}: {message} (-v shows the traceback)") from error

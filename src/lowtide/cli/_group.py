@@ -1,4 +1,4 @@
-"""A group of commands that are imported when they are called: help and completion need no torch."""
+"""A click group that imports each command when it is called. Help and completion need no torch."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ import click
 from click.shell_completion import CompletionItem
 
 
-class Slot(NamedTuple):
-    """Where a command is, and what the list of commands says of it."""
+class LazyCommand(NamedTuple):
+    """The import path of a command, and its line in the list of commands."""
 
     target: str
-    """"package.module:command" """
-    words: str
+    """For example "lowtide.cli.plan:plan"."""
+    summary: str
 
 
 class LazyGroup(click.Group):
-    """Commands by name; nothing of a command but its words is known until it is asked for."""
+    """Commands by name, imported on first use."""
 
-    def __init__(self, *args: Any, slots: Mapping[str, Slot], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lazy_commands: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.slots = dict(slots)
+        self.lazy_commands = dict(lazy_commands)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order in which they are told."""
-        return list(self.slots)
+        """Return all command names, in the order of the help text."""
+        return list(self.lazy_commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
-        slot = self.slots.get(cmd_name)
-        if slot is None:
+        """Import and return the command, or None if the name is unknown."""
+        entry = self.lazy_commands.get(cmd_name)
+        if entry is None:
             return None
-        module, _, name = slot.target.partition(":")
+        module, _, name = entry.target.partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands in the help."""
+        """Write the list of commands of the help text."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, slot.words) for name, slot in self.slots.items()])
+            formatter.write_dl([(name, entry.summary) for name, entry in self.lazy_commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands that begin like this, and the group's own options."""
-        names = [
-            CompletionItem(name, help=slot.words) for name, slot in self.slots.items() if name.startswith(incomplete)
+        """Return the commands and options that start with `incomplete`."""
+        commands = [
+            CompletionItem(name, help=entry.summary)
+            for name, entry in self.lazy_commands.items()
+            if name.startswith(incomplete)
         ]
-        return names + click.Command.shell_complete(self, ctx, incomplete)
+        return commands + click.Command.shell_complete(self, ctx, incomplete)

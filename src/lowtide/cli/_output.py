@@ -1,9 +1,10 @@
-"""Answers as they leave a command: on the terminal, as JSON, as a page or a picture."""
+"""Output of commands: text on the terminal, JSON, HTML and plots."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +15,45 @@ from .._errors import BudgetError, MissingPackageError
 from ._failures import Failure
 from ._options import Outputs
 
-_WIDTH = 120
+_PIPE_WIDTH = 120
+"""Characters per line if stdout is not a terminal."""
 
 
-def check_can_draw(outputs: Outputs) -> None:
-    """Say that a package is missing before the work, not after it."""
+def check_plot_package(outputs: Outputs) -> None:
+    """Raise `MissingPackageError` before the work starts if a plot is requested without matplotlib."""
     if outputs.png is not None and importlib.util.find_spec("matplotlib") is None:
-        raise MissingPackageError("matplotlib", "a picture", extra="plots")
+        raise MissingPackageError("matplotlib", "a plot", extra="plots")
 
 
 def show(outputs: Outputs, *views: Any) -> None:
-    """Print for people, unless stdout is for the JSON alone."""
+    """Print `views` to stdout, unless stdout is reserved for JSON."""
     if outputs.json == "-":
         return
     console = Console()
     if not console.is_terminal:
-        console = Console(width=_WIDTH)  # a file or a pipe has no width to keep to
+        console = Console(width=_PIPE_WIDTH)
     for view in views:
         console.print(view, highlight=False)
 
 
 def write_json(outputs: Outputs, text: str) -> None:
-    """To the file that was asked for, or to stdout."""
+    """Write JSON to the requested file or to stdout."""
     if outputs.json == "-":
         click.echo(text)
     elif outputs.json is not None:
-        save(outputs.json, lambda path: Path(path).write_text(text + "\n", encoding="utf-8"))
+        write_file(outputs.json, lambda path: Path(path).write_text(text + "\n", encoding="utf-8"))
 
 
-def save(path: str, write: Any) -> None:
-    """Have `write` make the file, and say in a sentence if it cannot."""
+def write_file(path: str, write: Callable[[str], Any]) -> None:
+    """Call `write(path)`. Raise `Failure` if the file cannot be written."""
     try:
         write(path)
     except OSError as error:
         raise Failure(f"{path!r} cannot be written: {error.strerror or error}") from error
 
 
-def refusal(error: BudgetError) -> str:
-    """A budget that cannot be met, as JSON."""
+def budget_error_json(error: BudgetError) -> str:
+    """Return a budget that cannot be met as JSON."""
     return json.dumps(
         {
             "format": "lowtide refusal",

@@ -1,4 +1,4 @@
-"""Does a model fit, with which plan, and with how large a batch?"""
+"""Find a plan for a budget, or the largest batch that has one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..codecs.costs import codec_costs_for
 from ..planning import Link, Plan, solve
 from ..records import Trace
 from ..reporting.report import Report
-from ._model_choice import Subject
+from ._model_source import ModelSource
 from ._options import Outputs
-from ._output import save
-from ._progress import Teller
+from ._output import write_file
+from ._progress import ProgressReporter
 
-MOST = 2**16
-"""The batch beyond which no larger one is looked for."""
+MAX_BATCH = 2**16
+"""Largest batch that is tried."""
 
 log = logging.getLogger("lowtide")
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A batch size, and whether it fits."""
+class Attempt:
+    """A batch size, and whether it fits. Field names are JSON keys."""
 
     batch: int
     fits: bool
@@ -36,16 +36,16 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Fits:
-    """A plan that works; `batch` and `tried` where the largest batch was looked for."""
+class FitResult:
+    """A plan that fits. `batch` and `attempts` are set by the search for the largest batch."""
 
     plan: Plan
     report: Report
     batch: int | None = None
-    tried: tuple[Tried, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
 
     def to_json(self) -> str:
-        """The plan as `Plan.load` reads it; after a search for the largest batch, that and the plan in it."""
+        """Return the plan as read by `Plan.load`. After a batch search, return the batch, attempts and plan."""
         if self.batch is None:
             return self.plan.to_json()
         document: dict[str, Any] = {
@@ -53,113 +53,115 @@ class Fits:
             "fits": True,
             "batch": self.batch,
             "budget_bytes": self.plan.budget_bytes,
-            "tried": [vars(one) for one in self.tried],
+            "tried": [vars(attempt) for attempt in self.attempts],
             "plan": json.loads(self.plan.to_json()),
         }
         return json.dumps(document)
 
-    def draw(self, outputs: Outputs) -> None:
-        """The page and the picture that were asked for."""
-        draw(self.report, outputs)
-
-
-def draw(report: Report, outputs: Outputs) -> None:
-    """Write the page and the picture that were asked for."""
-    if outputs.html is not None:
-        save(outputs.html, report.save_html)
-    if outputs.png is not None:
-        save(outputs.png, report.save_png)
+    def write_reports(self, outputs: Outputs) -> None:
+        """Write the requested HTML report and plot."""
+        if outputs.html is not None:
+            write_file(outputs.html, self.report.save_html)
+        if outputs.png is not None:
+            write_file(outputs.png, self.report.save_png)
 
 
 @dataclass(frozen=True)
-class Search:
-    """How plans are looked for: how long, and whether values may wait in a store or be held packed."""
+class SearchSettings:
+    """Time limit of the planner, and the store and codecs that plans may use."""
 
     deadline_s: float
     link: Link | None = None
     codecs: tuple[str, ...] = ()
 
 
-def fits(subject: Subject, budget: int, search: Search, teller: Teller) -> Fits:
-    """The plan, or `BudgetError` with the smallest budget that works."""
-    trace = subject.trace(teller, limit=budget)
-    return _planned(trace, budget, search, teller)
+def find_plan(source: ModelSource, budget: int, settings: SearchSettings, progress: ProgressReporter) -> FitResult:
+    """Return a plan within `budget` bytes. Raise `BudgetError`, with the smallest budget that works, if none fits."""
+    return _solve(source.trace(progress, limit=budget), budget, settings, progress)
 
 
-def largest_batch(subject: Subject, budget: int, search: Search, teller: Teller) -> Fits:
-    """The largest batch for which there is a plan: doubling, then bisection.
+def find_largest_batch(
+    source: ModelSource, budget: int, settings: SearchSettings, progress: ProgressReporter
+) -> FitResult:
+    """Return the largest batch that has a plan, found by doubling and bisection.
 
-    Each is profiled within the budget and planned. One that the online budget cannot run counts as too large, so
-    that the search never takes more memory than the budget.
+    Each batch is profiled within the budget, so that the search never needs more memory. A batch whose profiled
+    step does not fit counts as too large.
     """
-    tried: list[Tried] = []
-    best: Fits | None = None
+    attempts: list[Attempt] = []
+    best: FitResult | None = None
 
-    def works(batch: int) -> bool:
+    def fits(batch: int) -> bool:
         nonlocal best
         try:
-            found = _planned(subject.trace_within(teller, budget, batch), budget, search, teller)
+            found = _solve(source.trace_within(progress, budget, batch), budget, settings, progress)
         except BudgetError as error:
             log.info("batch %d does not fit: %s", batch, error)
-            tried.append(Tried(batch, fits=False))
-            teller.say(f"batch {batch} does not fit")
+            attempts.append(Attempt(batch, fits=False))
+            progress.message(f"batch {batch} does not fit")
             return False
-        tried.append(Tried(batch, True, found.plan.predicted_peak_bytes, found.plan.predicted_step_s))
-        teller.say(f"batch {batch} fits: {format_bytes(found.plan.predicted_peak_bytes)}")
+        attempts.append(Attempt(batch, True, found.plan.predicted_peak_bytes, found.plan.predicted_step_s))
+        progress.message(f"batch {batch} fits: {format_bytes(found.plan.predicted_peak_bytes)}")
         best = found
         return True
 
-    largest = search_largest(works, subject.batch or 1)
+    largest = search_largest(fits, source.batch or 1)
     if best is None:
-        # Not even one sample. Without the limit there may be a plan still, or a budget that works.
-        best = _planned(subject.trace(teller, limit=budget, batch=1), budget, search, teller)
+        # Profile one sample without the limit: a plan may fit all the same, and if not, the error names the
+        # smallest budget.
+        best = _solve(source.trace(progress, limit=budget, batch=1), budget, settings, progress)
         largest = 1
-    return Fits(best.plan, best.report, largest, tuple(tried))
+    return FitResult(best.plan, best.report, largest, tuple(attempts))
 
 
-def search_largest(works: Callable[[int], bool], start: int, most: int = MOST) -> int:
-    """The largest number up to `most` that works, if every smaller one does too; 0 if none does."""
-    low, high = 0, min(start, most)
-    while works(high):
+def search_largest(fits: Callable[[int], bool], start: int, limit: int = MAX_BATCH) -> int:
+    """Return the largest number up to `limit` that fits, or 0. Assumes that every smaller number fits too."""
+    low, high = 0, min(start, limit)
+    while fits(high):
         low = high
-        if high == most:
-            return most
-        high = min(2 * high, most)
+        if high == limit:
+            return limit
+        high = min(2 * high, limit)
     while high - low > 1:
         middle = (low + high) // 2
-        if works(middle):
+        if fits(middle):
             low = middle
         else:
             high = middle
     return low
 
 
-def said_of(subject: Subject, answer: Fits) -> str:
-    """The answer in a sentence or two."""
-    plan = answer.plan
-    more = 100 * (plan.predicted_step_s / plan.plain_step_s - 1) if plan.plain_step_s > 0 else 0.0
-    cost = f"with {more:.1f} % more time" if plan.recomputed or plan.offload else "with everything kept"
-    batch = answer.batch or subject.batch
-    state = "" if subject.optimizer == "none" else f", state of {subject.optimizer} included"
+def describe(source: ModelSource, result: FitResult) -> str:
+    """Return the result in one or two sentences."""
+    plan = result.plan
+    overhead = 100 * (plan.predicted_step_s / plan.plain_step_s - 1) if plan.plain_step_s > 0 else 0.0
+    cost = f"with {overhead:.1f} % more time" if plan.recomputed or plan.offload else "with everything kept"
+    batch = result.batch or source.batch
+    state = "" if source.optimizer == "none" else f", including the {source.optimizer} state"
     sentence = (
-        f"fits: {subject.name}{f', batch {batch}' if batch else ''}, peaks at "
+        f"fits: {source.name}{f', batch {batch}' if batch else ''}, peaks at "
         f"{format_bytes(plan.predicted_peak_bytes)} of {format_bytes(plan.budget_bytes)} {cost}{state}."
     )
-    if answer.batch is None:
+    if result.batch is None:
         return sentence
-    beyond = "larger ones were not tried" if answer.batch == MOST else "no larger batch fits"
-    tried = ", ".join(_shown(one) for one in sorted(answer.tried, key=lambda one: one.batch))
-    return f"{sentence}\n{beyond}; tried: {tried}"
+    beyond = "larger batches were not tried" if result.batch == MAX_BATCH else "no larger batch fits"
+    attempts = sorted(result.attempts, key=lambda attempt: attempt.batch)
+    return f"{sentence}\n{beyond}; tried: {', '.join(map(_describe_attempt, attempts))}"
 
 
-def _shown(one: Tried) -> str:
-    return f"{one.batch} ({format_bytes(one.peak_bytes)})" if one.peak_bytes is not None else f"{one.batch} (no)"
+def _describe_attempt(attempt: Attempt) -> str:
+    peak = format_bytes(attempt.peak_bytes) if attempt.peak_bytes is not None else "does not fit"
+    return f"{attempt.batch} ({peak})"
 
 
-def _planned(trace: Trace, budget: int, search: Search, teller: Teller) -> Fits:
-    teller.phase("planning")
-    codec_costs = codec_costs_for(trace, search.codecs)
+def _solve(trace: Trace, budget: int, settings: SearchSettings, progress: ProgressReporter) -> FitResult:
+    progress.start_phase("planning")
     plan = solve(
-        trace, budget, link=search.link, codec_costs=codec_costs, deadline_s=search.deadline_s, progress=teller.say
+        trace,
+        budget,
+        link=settings.link,
+        codec_costs=codec_costs_for(trace, settings.codecs),
+        deadline_s=settings.deadline_s,
+        progress=progress.message,
     )
-    return Fits(plan, Report.of(trace, plan))
+    return FitResult(plan, Report.of(trace, plan))

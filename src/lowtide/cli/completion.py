@@ -1,22 +1,22 @@
-"""`lowtide completion`: click's own completion, as a script to be kept."""
+"""`lowtide completion`: the shell completion script of click."""
 
 from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
 
-from ._failures import Failure, PlainCommand
+from ._failures import Failure, LowtideCommand
 
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(cls=PlainCommand)
+@click.command(cls=LowtideCommand)
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands, options and presets of lowtide in a shell.
+    """Print a script that completes lowtide's commands, options and presets in a shell.
 
-    Nothing is installed: keep the script where your shell reads it, and start a new shell.
+    The script is only printed. Save it where your shell reads completions, then start a new shell.
 
     \b
     Examples:
@@ -24,7 +24,7 @@ def completion(ctx: click.Context, shell: str) -> None:
       lowtide completion zsh > ~/.zfunc/_lowtide     (a directory in $fpath)
       lowtide completion fish > ~/.config/fish/completions/lowtide.fish
     """
-    made = get_completion_class(shell)
-    if made is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise Failure(f"this version of click has no completion for {shell}: pip install --upgrade click")
-    click.echo(made(ctx.find_root().command, {}, "lowtide", "_LOWTIDE_COMPLETE").source())
+    click.echo(completion_class(ctx.find_root().command, {}, "lowtide", "_LOWTIDE_COMPLETE").source())

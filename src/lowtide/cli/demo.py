@@ -1,20 +1,21 @@
-"""`lowtide demo`."""
+"""`lowtide demo`: train a small GPT-2 with and without lowtide, and compare."""
 
 from __future__ import annotations
 
 import click
 
-from ._failures import PlainCommand
+from ._failures import LowtideCommand
 
 
-@click.command(cls=PlainCommand)
-@click.option("--layers", default=6, show_default=True, type=click.IntRange(2, 48), help="Layers of the transformer.")
-@click.option("--steps", default=8, show_default=True, type=click.IntRange(1, 100), help="Training steps of each way.")
+@click.command(cls=LowtideCommand)
+@click.option("--layers", default=6, show_default=True, type=click.IntRange(2, 48), help="Layers of the model.")
+@click.option("--steps", default=8, show_default=True, type=click.IntRange(1, 100), help="Timed steps per method.")
 def demo(layers: int, steps: int) -> None:
-    """Train a small GPT-2 plainly, in a budget and under rules, and compare peak memory, time and gradients.
+    """Train a small GPT-2 with and without lowtide, and compare peak memory, step time and gradients.
 
-    All ways take their steps in turn on one thread, so that the times can be compared. Needs the package
-    transformers (pip install "lowtide[demo]"); no weights or data are downloaded.
+    The methods are plain PyTorch, torch.utils.checkpoint, lowtide.fit with two budgets, and three lowtide
+    policies. They take turns step by step on one thread, so that their times are comparable. Needs transformers
+    (pip install "lowtide[demo]"). Downloads no weights and no data.
 
     \b
     Examples:

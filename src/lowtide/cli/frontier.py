@@ -1,4 +1,4 @@
-"""`lowtide frontier`: what less memory costs in time, from the smallest budget that works to everything kept."""
+"""`lowtide frontier`: step time against memory, from the smallest budget that works to everything kept."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ from typing import Any
 
 import click
 
-from ._failures import PlainCommand
+from ._failures import LowtideCommand
 from ._options import (
     PRESET_LIST,
-    choice_and_outputs,
     codec_option,
     deadline_option,
     model_options,
     output_options,
+    split_options,
     store_option,
-    talk_options,
+    verbosity_options,
 )
 
 
-@click.command(cls=PlainCommand, epilog=PRESET_LIST)
+@click.command(cls=LowtideCommand, epilog=PRESET_LIST)
 @model_options
-@click.option("--points", type=click.IntRange(min=2), default=12, show_default=True, help="How many plans to make.")
+@click.option("--points", type=click.IntRange(min=2), default=12, show_default=True, help="Number of plans.")
 @store_option
 @codec_option
-@deadline_option(10.0, "To search for each plan.")
+@deadline_option(10.0, "Time limit for each plan.")
 @output_options
-@talk_options
+@verbosity_options
 def frontier(
     points: int, store: str, codecs: tuple[str, ...], deadline: float, quiet: bool, verbose: int, **options: Any
 ) -> None:
-    """Time against memory: what every budget costs, from the smallest that works to everything kept.
+    """Show step time against memory, from the smallest budget that works to everything kept.
 
-    One step is run and profiled without a limit; then plans are made. Beside each stands the lower bound, which
-    no plan can beat, and below are simple schemes, such as a checkpoint on every block. The page also shows the
-    step under the plan in the middle. Models are given as for lowtide plan.
+    One step is profiled without a memory limit, then plans are made for several budgets. The table shows each
+    plan next to the proven lower bound on its step time. Below are simple schemes for comparison, such as a
+    checkpoint on every block. --html also shows the plan with the middle budget in detail. The model is given as
+    for lowtide plan.
 
     \b
     Examples:
@@ -42,29 +43,33 @@ def frontier(
       lowtide frontier train:build --png frontier.png
       lowtide frontier --hf config.json --batch 4 --json - > frontier.json
     """
-    choice, outputs = choice_and_outputs(options)
+    chosen, outputs = split_options(options)
 
     from ..codecs.costs import codec_costs_for
     from ..fitting.make_plan import link_named
     from ..fitting.plan import frontier_of
     from ..planning import solve
     from ..reporting.report import Report
-    from ._model_choice import find_subject
-    from ._output import check_can_draw, save, show, write_json
-    from ._progress import telling
+    from ._model_source import resolve_model
+    from ._output import check_plot_package, show, write_file, write_json
+    from ._progress import report_progress
 
-    check_can_draw(outputs)
-    with telling(quiet=quiet, verbosity=verbose) as teller:
-        trace = find_subject(choice).trace(teller)
-        ways: dict[str, Any] = {"link": link_named(store), "codec_costs": codec_costs_for(trace, codecs)}
-        teller.phase(f"making {points} plans", total=points)
-        found = frontier_of(trace, points, **ways, deadline_s=deadline, progress=teller.done)
+    check_plot_package(outputs)
+    with report_progress(quiet=quiet, verbosity=verbose) as progress:
+        trace = resolve_model(chosen).trace(progress)
+        solver_options: dict[str, Any] = {
+            "link": link_named(store),
+            "codec_costs": codec_costs_for(trace, codecs),
+            "deadline_s": deadline,
+        }
+        progress.start_phase(f"making {points} plans", total=points)
+        result = frontier_of(trace, points, **solver_options, progress=progress.completed)
         if outputs.html is not None:
-            middle = found.points[len(found.points) // 2]
-            teller.phase("drawing")
-            report = Report.of(trace, solve(trace, middle.budget_bytes, **ways, deadline_s=deadline), found)
-            save(outputs.html, report.save_html)
-    show(outputs, str(found))
-    write_json(outputs, found.to_json())
+            middle = result.points[len(result.points) // 2]
+            progress.start_phase("writing the report")
+            report = Report.of(trace, solve(trace, middle.budget_bytes, **solver_options), result)
+            write_file(outputs.html, report.save_html)
+    show(outputs, str(result))
+    write_json(outputs, result.to_json())
     if outputs.png is not None:
-        save(outputs.png, found.plot)
+        write_file(outputs.png, result.plot)

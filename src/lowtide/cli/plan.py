@@ -1,4 +1,4 @@
-"""`lowtide plan`: will it fit, and what does it cost? One step is profiled, nothing is trained."""
+"""`lowtide plan`: predict whether a model fits into a budget, and at what cost, from one profiled step."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from typing import Any
 
 import click
 
-from ._failures import TOO_SMALL, PlainCommand
+from ._failures import EXIT_BUDGET, LowtideCommand
 from ._options import (
     PRESET_LIST,
-    choice_and_outputs,
     codec_option,
     deadline_option,
     model_options,
     output_options,
-    size,
+    parse_size,
+    split_options,
     store_option,
-    talk_options,
+    verbosity_options,
 )
 
 
-@click.command(cls=PlainCommand, epilog=PRESET_LIST)
+@click.command(cls=LowtideCommand, epilog=PRESET_LIST)
 @model_options
-@click.option("--budget", callback=size, required=True, metavar="SIZE", help="A number and a unit: 8GiB, 500MB.")
-@click.option("--max-batch", is_flag=True, help="Find the largest batch within the budget, starting at the usual one.")
+@click.option("--budget", callback=parse_size, required=True, metavar="SIZE", help="Memory budget: 8GiB, 500MB.")
+@click.option("--max-batch", is_flag=True, help="Find the largest batch that fits. The search starts at --batch.")
 @store_option
 @codec_option
-@deadline_option(20.0, "To search for a plan; with --max-batch for each.")
+@deadline_option(20.0, "Time limit for planning; with --max-batch, for each batch size.")
 @output_options
-@talk_options
+@verbosity_options
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -42,15 +42,15 @@ def plan(
     verbose: int,
     **options: Any,
 ) -> None:
-    """Will training fit into a budget, and what does it cost? Answered without training.
+    """Predict whether training fits into a memory budget, and how much slower it will be.
 
-    One step of the model is run and profiled within the budget, and a plan is made: what to keep, what to
-    recompute, the peak to expect, the time on top. The budget counts all live tensors: parameters, gradients,
-    batch, activations, temporaries; and with --optimizer the optimizer's state.
+    One training step is profiled within the budget. The resulting plan says which activations to keep and which
+    to recompute, and predicts the peak memory and the step time. The budget covers all live tensors: parameters,
+    gradients, batch, activations, temporaries and, with --optimizer, the optimizer state.
 
-    The model is your own function, which returns (model, batch) and is imported from the current directory or
-    from what is installed; or a configuration of transformers (--hf); or a preset. With a parameter batch_size the
-    function can be asked for other batches (--batch, --max-batch).
+    The model is one of: a function of yours that returns (model, batch), from an installed module or a module in
+    the current directory; a transformers configuration (--hf); a preset (--preset). For --batch and --max-batch
+    your function needs a parameter batch_size.
 
     \b
     Examples:
@@ -61,38 +61,32 @@ def plan(
       lowtide plan --preset vit-small --budget 2GiB --max-batch
       lowtide plan --preset gpt2-tiny --budget 48MiB --store disk
 
-    The JSON is the plan itself: lowtide.fit(model, plan=lowtide.Plan.load("plan.json")) obeys it (with
-    stores=("disk",) or codecs="bf16", if it was made with --store disk or --codec bf16).
+    The file of --json can be used for training: lowtide.fit(model, plan=lowtide.Plan.load("plan.json")). If the
+    plan was made with --store disk or --codec bf16, also pass stores=("disk",) or codecs="bf16".
 
     \b
-    Exit codes: 0 it fits, 3 it does not (the smallest budget that works is said),
-    2 wrong arguments, 1 a failure on the way.
+    Exit codes: 0 fits, 1 failure, 2 invalid arguments,
+    3 does not fit (the smallest budget that works is printed).
     """
-    choice, outputs = choice_and_outputs(options)
+    chosen, outputs = split_options(options)
 
     from .._errors import BudgetError
     from ..fitting.make_plan import link_named
-    from ._model_choice import find_subject
-    from ._output import check_can_draw, refusal, show, write_json
-    from ._progress import telling
-    from ._search import Fits, Search, fits, largest_batch, said_of
+    from ._model_source import resolve_model
+    from ._output import budget_error_json, check_plot_package, show, write_json
+    from ._progress import report_progress
+    from ._search import SearchSettings, describe, find_largest_batch, find_plan
 
-    check_can_draw(outputs)
-    with telling(quiet=quiet, verbosity=verbose) as teller:
-        subject = find_subject(choice, sized=max_batch)
-        search = Search(deadline, link_named(store), codecs)
-        answer: Fits | BudgetError
-        try:
-            if max_batch:
-                answer = largest_batch(subject, budget, search, teller)
-            else:
-                answer = fits(subject, budget, search, teller)
-        except BudgetError as error:
-            answer = error
-    if isinstance(answer, BudgetError):
-        write_json(outputs, refusal(answer))
-        show(outputs, f"does not fit: {answer}")
-        ctx.exit(TOO_SMALL)
-    show(outputs, said_of(subject, answer), answer.report)
-    write_json(outputs, answer.to_json())
-    answer.draw(outputs)
+    check_plot_package(outputs)
+    try:
+        with report_progress(quiet=quiet, verbosity=verbose) as progress:
+            source = resolve_model(chosen, needs_sizes=max_batch)
+            find = find_largest_batch if max_batch else find_plan
+            result = find(source, budget, SearchSettings(deadline, link_named(store), codecs), progress)
+    except BudgetError as error:
+        write_json(outputs, budget_error_json(error))
+        show(outputs, f"does not fit: {error}")
+        ctx.exit(EXIT_BUDGET)
+    show(outputs, describe(source, result), result.report)
+    write_json(outputs, result.to_json())
+    result.write_reports(outputs)

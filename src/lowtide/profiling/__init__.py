@@ -1,1 +1,1 @@
-"""Measuring what a step does: live bytes and times."""
+"""Measure the live bytes of a step."""

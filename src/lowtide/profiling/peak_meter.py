@@ -1,8 +1,7 @@
-"""The meter: the largest sum of live tensor bytes at any moment of a block of code.
+"""The peak of live tensor bytes in a block of code.
 
-Counts storages, each once, whoever made them: those given as the base, and those that any op makes inside
-the block, until they are freed. It sees what goes through torch's dispatcher; memory that a kernel takes
-and gives back within one op is not counted.
+Each storage is counted once, from its creation until it is freed. Only storages that are returned by an op
+are counted. The workspace that a kernel allocates and frees inside one op is not.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ from ..torch_compat import never_compile
 
 
 class PeakMeter(EngineMode):  # type: ignore[no-untyped-call]
-    """Peak of live tensor bytes inside the block.
+    """Context manager that measures live and peak tensor bytes.
+
+    `base` are tensors that exist before the block and are counted as well.
 
     >>> import torch
     >>> from lowtide.profiling.peak_meter import PeakMeter
@@ -35,24 +36,24 @@ class PeakMeter(EngineMode):  # type: ignore[no-untyped-call]
     def __init__(self, base: Iterable[torch.Tensor | None] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._ledger = Ledger()
-        self._ledger.see_all(base)
+        self._ledger.count_all(base)
 
     @property
     def live_bytes(self) -> int:
-        """The bytes alive now."""
+        """Live bytes now."""
         return self._ledger.live_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """The most so far."""
+        """Peak of the live bytes so far."""
         return self._ledger.peak_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = facts_of(func).call(*args, **(kwargs or {}))
         if type(out) is torch.Tensor:
-            self._ledger.see(out)
+            self._ledger.count(out)
         else:
-            self._ledger.see_all(tree_leaves(out))
+            self._ledger.count_all(tree_leaves(out))
         return out
 
 

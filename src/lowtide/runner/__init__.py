@@ -1,1 +1,1 @@
-"""What stands behind `lowtide run`: the program as Python runs it, its steps found, what is said at exit."""
+"""Implementation of `lowtide run`: run the script, find its training steps, print a summary at exit."""

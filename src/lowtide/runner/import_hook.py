@@ -1,7 +1,7 @@
-"""Something is done when a package is imported for the first time, and not before.
+"""Call a function after the first import of a package.
 
-A script may set what torch reads while it is imported (OMP_NUM_THREADS, for one): so lowtide must not import it
-earlier than the script does. Asking whether a package is there, without importing it, changes nothing.
+lowtide must not import torch before the script does: the script may first set environment variables that
+torch reads during its import, such as OMP_NUM_THREADS.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def when_imported(package: str, act: Callable[[], None]) -> None:
-    """Call `act` once `package` has been imported: now, if it has."""
+def call_after_import(package: str, callback: Callable[[], None]) -> None:
+    """Call `callback` after `package` is imported, or now if `package` is already imported."""
     if package in sys.modules:
-        act()
+        callback()
     else:
-        sys.meta_path.insert(0, _Doorkeeper(package, act))
+        sys.meta_path.insert(0, _ImportHook(package, callback))
 
 
-class _Doorkeeper(MetaPathFinder):
-    """Finds the package as the others do, and adds to what its loader does."""
+class _ImportHook(MetaPathFinder):
+    """Delegates to the other finders, and calls `callback` after the package's loader has run."""
 
-    def __init__(self, package: str, act: Callable[[], None]) -> None:
+    def __init__(self, package: str, callback: Callable[[], None]) -> None:
         self._package = package
-        self._act = act
+        self._callback = callback
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where the package is."""
+        """Return the spec that another finder returns for the package."""
         if fullname != self._package:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
-        found = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            self._add_to(spec.loader)
+            self._wrap(spec.loader)
         return spec
 
-    def _add_to(self, loader: object) -> None:
+    def _wrap(self, loader: object) -> None:
+        # `find_spec` may also be called without an import, so the hook stays until the module is executed.
         original = loader.exec_module  # type: ignore[attr-defined]
 
         def exec_module(module: ModuleType) -> None:
@@ -49,6 +50,6 @@ class _Doorkeeper(MetaPathFinder):
             original(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self._act()
+                self._callback()
 
         loader.exec_module = exec_module  # type: ignore[attr-defined]

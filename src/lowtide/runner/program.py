@@ -1,7 +1,7 @@
-"""A script or module, run as Python itself runs it: its names, arguments, path, exceptions and exit code.
+"""Run a script or module in the way that Python does: same names, arguments, path, exceptions and exit codes.
 
-The differences that remain: frames of this room are not in the tracebacks that end the program, and a budget that
-could not be held ends it with exit code 3. Imports no torch, so that what a script sets before it does so counts.
+There are two differences. Tracebacks do not show the frames of this package. A `BudgetError` that the script does
+not catch ends the process with exit code 3. This file does not import torch (see `import_hook`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from typing import NoReturn
 
 from .._errors import BudgetError, LowtideError
 
-FAILED, TOO_SMALL, INTERRUPTED = 1, 3, 128 + signal.SIGINT
-_ROOM = str(Path(__file__).parent) + os.sep
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+EXIT_FAILURE, EXIT_BUDGET, EXIT_INTERRUPTED = 1, 3, 128 + signal.SIGINT
+_RUNNER_DIRECTORY = str(Path(__file__).parent) + os.sep
+_LOWTIDE_DIRECTORY = str(Path(__file__).parents[1]) + os.sep
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script's path, or a module's name, and its arguments."""
+    """A script or module, and its arguments."""
 
     target: str
+    """Path of the script, or name of the module."""
     arguments: tuple[str, ...]
     is_module: bool
 
     def run(self) -> None:
-        """Run it to its end; raises `SystemExit` where Python would not end with exit code 0."""
+        """Run the program. Raise `SystemExit` if the exit code is not 0."""
         try:
             if self.is_module:
                 self._execute_module()
@@ -44,69 +45,72 @@ class Program:
         except SystemExit:
             raise
         except BaseException as error:
-            _show(error)
+            _print_traceback(error)
             if isinstance(error, KeyboardInterrupt):
-                _end_as_interrupted()
-            sys.exit(TOO_SMALL if isinstance(error, BudgetError) else FAILED)
+                _exit_interrupted()
+            sys.exit(EXIT_BUDGET if isinstance(error, BudgetError) else EXIT_FAILURE)
 
     def _execute_script(self) -> None:
         path = os.path.abspath(self.target)
         sys.argv[:] = [self.target, *self.arguments]
-        _put_first_on_path(os.path.dirname(os.path.realpath(path)))
+        _replace_first_path_entry(os.path.dirname(os.path.realpath(path)))
         main = ModuleType("__main__")
         main.__file__ = path
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
         vars(main).update(__builtins__=builtins, __cached__=None)
-        # It stays there, as Python's own does: threads and exit functions of the script still need it.
+        # Not restored after the run: threads and exit functions of the script still need __main__.
         sys.modules["__main__"] = main
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
         exec(code, vars(main))
 
     def _execute_module(self) -> None:
-        sys.argv[:] = ["-m", *self.arguments]  # until the module is found, then its file
-        _put_first_on_path(os.getcwd())
+        sys.argv[:] = ["-m", *self.arguments]  # runpy replaces "-m" by the file of the module
+        _replace_first_path_entry(os.getcwd())
         runpy.run_module(self.target, run_name="__main__", alter_sys=True)
 
 
-def _put_first_on_path(directory: str) -> None:
-    """Where Python has put the place of the program that it started: lowtide's, which the script has no use for."""
-    if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # else it has put nothing there
+def _replace_first_path_entry(directory: str) -> None:
+    """Replace the entry that Python added to `sys.path` for lowtide by the one for the program."""
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # with these flags Python adds no entry
         sys.path[0] = directory
 
 
-def _show(error: BaseException) -> None:
-    seen: set[int] = set()
+def _print_traceback(error: BaseException) -> None:
+    """Print the traceback of `error` without lowtide's frames, through `sys.excepthook`."""
+    visited: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
-        one = pending.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = _without_our_frames(one.__traceback__, isinstance(one, LowtideError))
-            pending += [one.__cause__, one.__context__]
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__  # as Python does
+        exception = pending.pop()
+        if exception is not None and id(exception) not in visited:
+            visited.add(id(exception))
+            # The message of a LowtideError is complete. For other errors, frames of the engine may help.
+            hidden = _LOWTIDE_DIRECTORY if isinstance(exception, LowtideError) else _RUNNER_DIRECTORY
+            exception.__traceback__ = _without_frames(exception.__traceback__, hidden)
+            pending += [exception.__cause__, exception.__context__]
+    # Python sets these as well; scripts read them in exit functions.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _without_our_frames(trace: TracebackType | None, all_of_them: bool) -> TracebackType | None:
-    """The frames of the program and what it called; those of the engine too, unless its error says everything."""
-    ours = _PACKAGE if all_of_them else _ROOM
+def _without_frames(trace: TracebackType | None, directory: str) -> TracebackType | None:
+    """Return the traceback without frames of files in `directory`, and without leading frames of `runpy`."""
     kept: list[TracebackType] = []
     while trace is not None:
         frame = trace.tb_frame
-        starts_it = not kept and frame.f_globals is vars(runpy)
-        if not starts_it and not frame.f_code.co_filename.startswith(ours):
+        is_leading_runpy = not kept and frame.f_globals is vars(runpy)
+        if not is_leading_runpy and not frame.f_code.co_filename.startswith(directory):
             kept.append(trace)
         trace = trace.tb_next
-    for one, following in itertools.zip_longest(kept, kept[1:]):
-        one.tb_next = following
+    for entry, following in itertools.zip_longest(kept, kept[1:]):
+        entry.tb_next = following
     return kept[0] if kept else None
 
 
-def _end_as_interrupted() -> NoReturn:
-    """As Python ends when nobody has caught an interrupt: exit functions run, then the signal itself ends it."""
+def _exit_interrupted() -> NoReturn:
+    """Exit as Python does after an uncaught KeyboardInterrupt: run exit functions, then die by SIGINT."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
-    sys.exit(INTERRUPTED)  # where signals do not end programs
+    sys.exit(EXIT_INTERRUPTED)  # reached on systems where the signal does not end the process

@@ -1,4 +1,4 @@
-"""What `lowtide run` was asked for."""
+"""Settings of `lowtide run`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one run; the same for every model that the program trains."""
+    """Settings of one run, shared by all models of the script."""
 
     budget_bytes: int
     store: str = "device"
     codecs: tuple[str, ...] = ("exact",)
     cache: Path | None = None
+    """Directory of the plan cache."""

@@ -27,7 +27,7 @@ from ..fitting import registry, steps
 from ..fitting.fitted_model import FittedModel
 from ..fitting.plan_cache import PlanCache
 from ..stores.names import resolve as resolve_store
-from ..torch_compat import graph_task, only_traced, saving_hooks_allowed
+from ..torch_compat import graph_task, is_tracing_only, saved_tensor_hooks_allowed
 from .settings import Settings
 
 _MAX_FREED_MODELS = 8
@@ -86,7 +86,7 @@ class StepFinder:
             return None
         if graph_task() != -1:
             return None  # in a backward pass: torch.utils.checkpoint calls modules a second time
-        if only_traced() or torch.jit.is_tracing() or not saving_hooks_allowed():  # type: ignore[attr-defined, no-untyped-call]
+        if is_tracing_only() or torch.jit.is_tracing() or not saved_tensor_hooks_allowed():  # type: ignore[attr-defined, no-untyped-call]
             return None  # fake tensors, jit tracing, torch.func transforms
         try:
             fitted = self._fitted_model(model)
@@ -129,7 +129,7 @@ class StepFinder:
             plan_cache=self._plan_cache,
             verify=True,
         )
-        registry.enter(model, fitted, hooked=False)
+        registry.add(model, fitted, hooked=False)
         self.fitted.append((type(model).__name__, fitted))
         self._own.add(fitted)
         freed = [other for _, other in self.fitted if other.is_gone]
@@ -139,6 +139,6 @@ class StepFinder:
 
     def _skip(self, model: nn.Module, reason: str) -> None:
         """Run the model without lowtide from now on, and warn once."""
-        registry.leave(model)
+        registry.remove(model)
         self._skipped.add(model)
         warnings.warn(f"{type(model).__name__} trains without a budget: {reason}", LowtideWarning, stacklevel=4)

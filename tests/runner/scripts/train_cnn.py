@@ -1,4 +1,4 @@
-"""Train a small residual CNN on synthetic images, with workers that load them and gradients that accumulate."""
+"""Train a small residual CNN on synthetic images, with data loader workers and gradient accumulation."""
 
 import argparse
 

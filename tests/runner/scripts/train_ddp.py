@@ -1,4 +1,4 @@
-"""Train a tiny model with DistributedDataParallel, as `torchrun` starts it; rank 0 prints losses and gradients."""
+"""Train a tiny model with DistributedDataParallel under `torchrun`. Rank 0 prints losses and gradient norms."""
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ def main():
         if rank == 0:
             norm = sum(p.grad.double().square().sum() for p in model.parameters())
             print(f"step {step}: loss {total.item()!r}, norm {norm.item()!r}", flush=True)
-    dist.barrier()  # gloo now and then aborts where one rank leaves while another is still at it
+    dist.barrier()  # gloo sometimes aborts if one rank exits before the others
     dist.destroy_process_group()
 
 

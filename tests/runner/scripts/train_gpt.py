@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-# settings, to be overridden from the command line
+# settings; --key=value overrides them
 seed = 1337
 max_iters = 3
 eval_interval = 2
@@ -112,7 +112,7 @@ class GPT(nn.Module):
 torch.manual_seed(seed)
 torch.set_num_threads(1)
 
-text = "The tide is low, and what it held lies on the sand until the sea comes to ask for it again. " * 80
+text = "The quick brown fox jumps over the lazy dog. " * 160
 chars = sorted(set(text))
 data = torch.tensor([chars.index(c) for c in text])
 split = {"train": data[: len(data) * 9 // 10], "val": data[len(data) * 9 // 10 :]}

@@ -1,4 +1,4 @@
-"""Which calls begin a training step, in scripts of all kinds; whatever is odd still trains, and rightly."""
+"""Which module calls begin a training step. Unsupported models still train correctly."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from tests.runtimes import current_recorder
 
 @pytest.fixture
 def finder() -> Iterator[StepFinder]:
-    """A finder that is installed, with a budget that is large enough for anything here."""
+    """An installed step finder with a budget that is never exceeded."""
     finder = StepFinder(Settings(2**40))
-    undo = finder.install()
+    uninstall = finder.install()
     yield finder
-    undo()
-    for _, state in finder.fitted:
-        state.close()
+    uninstall()
+    for _, fitted in finder.fitted:
+        fitted.close()
 
 
-def stack(depth: int = 4, width: int = 16, seed: int = 0) -> nn.Sequential:
+def mlp(depth: int = 4, width: int = 16, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(*(m for _ in range(depth) for m in (nn.Linear(width, width), nn.Tanh())))
 
 
-def names(finder: StepFinder) -> list[str]:
+def fitted_names(finder: StepFinder) -> list[str]:
     return [name for name, _ in finder.fitted]
 
 
@@ -46,42 +46,42 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-def same(train: Callable[[], list[torch.Tensor]]) -> StepFinder:
-    """Train plainly and with a finder; both must give the same tensors."""
+def assert_equal_results(train: Callable[[], list[torch.Tensor]]) -> StepFinder:
+    """Train with and without a step finder, and compare the returned tensors. Return the finder."""
     expected = train()
     finder = StepFinder(Settings(2**40))
-    undo = finder.install()
+    uninstall = finder.install()
     try:
-        found = train()
+        actual = train()
     finally:
-        undo()
+        uninstall()
     assert expected
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(expected, actual, strict=True))
     return finder
 
 
-class WithKeywords(nn.Module):
+class KeywordModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = stack()
+        self.layers = mlp()
 
     def forward(self, *, x: torch.Tensor, scale: float = 1.0) -> dict[str, torch.Tensor]:
         return {"loss": (self.layers(x) * scale).square().mean()}
 
 
-def test_the_first_call_is_a_step_already_also_with_keywords(finder: StepFinder) -> None:
-    model = WithKeywords()
+def test_first_call_is_a_step_and_keyword_arguments_work(finder: StepFinder) -> None:
+    model = KeywordModel()
     for rows in (8, 8, 8, 4, 4):
         model(x=torch.randn(rows, 16), scale=2.0)["loss"].backward()
         model.zero_grad()
-    ((name, state),) = finder.fitted
-    assert name == "WithKeywords"
-    assert (state.steps, state.online_steps, len(state.families)) == (5, 2, 2)
+    ((name, fitted),) = finder.fitted
+    assert name == "KeywordModel"
+    assert (fitted.steps, fitted.online_steps, len(fitted.families)) == (5, 2, 2)
 
 
-def test_what_is_no_step(finder: StepFinder) -> None:
-    model, x = stack(), torch.randn(3, 16)
-    frozen = stack().requires_grad_(False)
+def test_inference_frozen_models_and_losses_are_not_steps(finder: StepFinder) -> None:
+    model, x = mlp(), torch.randn(3, 16)
+    frozen = mlp().requires_grad_(False)
     with torch.no_grad():
         model(x)
     with torch.inference_mode():
@@ -89,51 +89,51 @@ def test_what_is_no_step(finder: StepFinder) -> None:
     model.eval()(x)
     frozen(x.requires_grad_()).sum().backward()
     nn.CrossEntropyLoss()(x, torch.tensor([0, 1, 2])).backward()
-    assert names(finder) == []
+    assert fitted_names(finder) == []
 
 
-def test_a_loss_with_parameters_belongs_to_the_step_of_the_model(finder: StepFinder) -> None:
-    model, head = stack(), nn.Linear(16, 4)
+def test_head_called_after_the_model_belongs_to_the_same_step(finder: StepFinder) -> None:
+    model, head = mlp(), nn.Linear(16, 4)
     for _ in range(2):
         nn.CrossEntropyLoss()(head(model(torch.randn(3, 16))), torch.tensor([0, 1, 2])).backward()
-    assert names(finder) == ["Sequential"]
+    assert fitted_names(finder) == ["Sequential"]
     assert head.weight.grad is not None
 
 
-def test_a_model_that_is_called_part_by_part(finder: StepFinder) -> None:
-    first, second = stack(2), stack(3, seed=1)
+def test_model_called_in_two_parts_is_one_step(finder: StepFinder) -> None:
+    first, second = mlp(2), mlp(3, seed=1)
     for _ in range(3):
         second(first(torch.randn(3, 16))).sum().backward()
         first.zero_grad()
         second.zero_grad()
-    ((_, state),) = finder.fitted
-    assert (state.steps, state.online_steps) == (3, 1)
+    ((_, fitted),) = finder.fitted
+    assert (fitted.steps, fitted.online_steps) == (3, 1)
 
 
-def test_two_models_in_turn() -> None:
+def test_gan_with_two_models() -> None:
     def gan() -> list[torch.Tensor]:
-        maker, critic = stack(3), stack(2, seed=1)
-        optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (maker, critic)]
-        generator = torch.Generator().manual_seed(2)
+        generator, critic = mlp(3), mlp(2, seed=1)
+        optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (generator, critic)]
+        rng = torch.Generator().manual_seed(2)
         for _ in range(4):
-            real, noise = torch.randn(2, 8, 16, generator=generator)
+            real, noise = torch.randn(2, 8, 16, generator=rng)
             optimizers[1].zero_grad()
-            made = maker(noise)
-            (critic(real).mean() - critic(made.detach()).mean()).backward()
+            fake = generator(noise)
+            (critic(real).mean() - critic(fake.detach()).mean()).backward()
             optimizers[1].step()
             optimizers[0].zero_grad()
-            critic(made).mean().backward()
+            critic(fake).mean().backward()
             optimizers[0].step()
-        return [p.detach() for m in (maker, critic) for p in m.parameters()]
+        return [p.detach() for m in (generator, critic) for p in m.parameters()]
 
-    assert len(same(gan).fitted) == 2
+    assert len(assert_equal_results(gan).fitted) == 2
 
 
-def test_checkpoints_of_torch_are_no_steps_of_their_own() -> None:
+def test_torch_checkpoints_are_not_separate_steps() -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = nn.ModuleList(stack(2, seed=k) for k in range(3))
+            self.blocks = nn.ModuleList(mlp(2, seed=k) for k in range(3))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for block in self.blocks:
@@ -146,10 +146,10 @@ def test_checkpoints_of_torch_are_no_steps_of_their_own() -> None:
             model(torch.randn(4, 16, generator=torch.Generator().manual_seed(0))).square().sum().backward()
         return gradients(model)
 
-    assert names(same(train)) == ["Checkpointed"]
+    assert fitted_names(assert_equal_results(train)) == ["Checkpointed"]
 
 
-def test_a_compiled_model_is_compiled_once() -> None:
+def test_compiled_model_is_compiled_once() -> None:
     from torch._dynamo.utils import counters
 
     graphs = []
@@ -157,19 +157,19 @@ def test_a_compiled_model_is_compiled_once() -> None:
     def train() -> list[torch.Tensor]:
         torch.compiler.reset()
         counters.clear()
-        model = torch.compile(stack(3), backend="aot_eager")
+        model = torch.compile(mlp(3), backend="aot_eager")
         for _ in range(3):
             model(torch.randn(4, 16, generator=torch.Generator().manual_seed(0))).square().sum().backward()
         graphs.append(counters["stats"]["unique_graphs"])
         return gradients(model)
 
-    assert names(same(train)) == ["OptimizedModule"]
+    assert fitted_names(assert_equal_results(train)) == ["OptimizedModule"]
     assert graphs == [1, 1]
 
 
-def test_transforms_of_torch_func_are_left_alone() -> None:
+def test_torch_func_transforms_are_skipped() -> None:
     def train() -> list[torch.Tensor]:
-        model = stack(2)
+        model = mlp(2)
         parameters = {name: p.detach() for name, p in model.named_parameters()}
 
         def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -177,34 +177,34 @@ def test_transforms_of_torch_func_are_left_alone() -> None:
 
         x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
         model(x).sum().backward()
-        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
-        made = [*each.values(), torch.func.vmap(model)(x).detach()]
+        sample_grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+        results = [*sample_grads.values(), torch.func.vmap(model)(x).detach()]
         model(x).sum().backward()
-        return [*made, *gradients(model)]
+        return [*results, *gradients(model)]
 
-    ((_, state),) = same(train).fitted
-    assert state.steps == 2
+    ((_, fitted),) = assert_equal_results(train).fitted
+    assert fitted.steps == 2
 
 
-def test_a_model_that_is_traced_by_torch_jit() -> None:
+def test_model_traced_by_torch_jit() -> None:
     def train() -> list[torch.Tensor]:
-        traced = torch.jit.trace(stack(2), torch.ones(2, 16))
+        traced = torch.jit.trace(mlp(2), torch.ones(2, 16))
         traced(torch.ones(4, 16)).square().sum().backward()
         return gradients(traced)
 
-    same(train)
+    assert_equal_results(train)
 
 
-def test_lazy_modules_are_steps_once_they_know_their_shapes(finder: StepFinder) -> None:
+def test_lazy_modules_are_fitted_after_initialisation(finder: StepFinder) -> None:
     model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(1))
     for _ in range(3):
         model(torch.randn(4, 5)).sum().backward()
         model.zero_grad()
-    ((_, state),) = finder.fitted
-    assert state.steps == 2
+    ((_, fitted),) = finder.fitted
+    assert fitted.steps == 2
 
 
-def test_sharded_parameters_are_left_alone(finder: StepFinder) -> None:
+def test_sharded_parameters_are_skipped(finder: StepFinder) -> None:
     from torch.distributed.fsdp import fully_shard
 
     with socket.socket() as s:
@@ -212,28 +212,28 @@ def test_sharded_parameters_are_left_alone(finder: StepFinder) -> None:
         port = s.getsockname()[1]
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     try:
-        model = fully_shard(stack(2), mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
+        model = fully_shard(mlp(2), mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
         with pytest.warns(lowtide.LowtideWarning, match=r"Sequential trains without a budget.*sharded"):
             model(torch.ones(2, 16)).sum().backward()
-        model(torch.ones(2, 16)).sum().backward()  # said once
+        model(torch.ones(2, 16)).sum().backward()  # no second warning
     finally:
         dist.destroy_process_group()
-    assert names(finder) == []
+    assert fitted_names(finder) == []
 
 
-def test_a_fake_model_is_left_alone(finder: StepFinder) -> None:
+def test_meta_and_fake_models_are_skipped(finder: StepFinder) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with torch.device("meta"):
-        model = stack(2)
+        model = mlp(2)
     model(torch.ones(2, 16, device="meta")).sum().backward()
     with FakeTensorMode():
-        stack(2)(torch.ones(2, 16)).sum().backward()
-    assert names(finder) == []
+        mlp(2)(torch.ones(2, 16)).sum().backward()
+    assert fitted_names(finder) == []
 
 
-def test_models_are_copied_and_saved_as_ever(finder: StepFinder) -> None:
-    model = stack(2)
+def test_copies_and_pickles_are_unchanged(finder: StepFinder) -> None:
+    model = mlp(2)
     before, attributes = pickle.dumps(model), set(vars(model))
     for _ in range(2):
         model(torch.ones(2, 16)).sum().backward()
@@ -245,10 +245,10 @@ def test_models_are_copied_and_saved_as_ever(finder: StepFinder) -> None:
     assert b"lowtide" not in saved.getvalue()
     twin = copy.deepcopy(model)
     twin(torch.ones(2, 16)).sum().backward()
-    assert [state.steps for _, state in finder.fitted] == [2, 1]
+    assert [fitted.steps for _, fitted in finder.fitted] == [2, 1]
 
 
-def test_an_interrupt_that_the_script_catches(finder: StepFinder) -> None:
+def test_script_catches_a_keyboard_interrupt(finder: StepFinder) -> None:
     class Interrupted(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise KeyboardInterrupt
@@ -256,26 +256,26 @@ def test_an_interrupt_that_the_script_catches(finder: StepFinder) -> None:
     with pytest.raises(KeyboardInterrupt):
         nn.Sequential(nn.Linear(16, 16), Interrupted())(torch.ones(2, 16))
     assert current_recorder() is None
-    model = stack()
+    model = mlp()
     model(torch.ones(2, 16)).sum().backward()
     assert registry.state_of(model).steps == 1
 
 
 def test_training_inside_an_exception_handler(finder: StepFinder) -> None:
-    model = stack()
+    model = mlp()
     try:
         raise MemoryError
-    except MemoryError:  # as scripts do that try again with a smaller batch
+    except MemoryError:  # scripts retry here with a smaller batch
         for _ in range(3):
             model(torch.ones(2, 16)).sum().backward()
             model.zero_grad()
-    state = registry.state_of(model)
-    assert (state.steps, state.online_steps) == (3, 1)
+    fitted = registry.state_of(model)
+    assert (fitted.steps, fitted.online_steps) == (3, 1)
 
 
-def test_a_model_that_the_script_fits_itself(finder: StepFinder) -> None:
-    model = lowtide.fit(stack(), budget="1 GiB")
-    other = stack()
+def test_script_calls_fit_itself(finder: StepFinder) -> None:
+    model = lowtide.fit(mlp(), budget="1 GiB")
+    other = mlp()
     for _ in range(2):
         model(torch.ones(2, 16)).sum().backward()
         other(torch.ones(2, 16)).sum().backward()
@@ -283,39 +283,39 @@ def test_a_model_that_the_script_fits_itself(finder: StepFinder) -> None:
     other(torch.ones(2, 16)).sum().backward()
     assert [lowtide.report(m).steps for m in (model, other)] == [2, 1]
     assert [lowtide.report(m).budget_bytes for m in (model, other)] == [2**30, 2**30]
-    assert [state.steps for _, state in finder.fitted] == [2]
+    assert [fitted.steps for _, fitted in finder.fitted] == [2]
     lowtide.unfit(model)
     lowtide.unfit(other)
 
 
-def test_what_goes_wrong_in_lowtide_does_not_stop_the_script(finder: StepFinder) -> None:
+def test_error_in_lowtide_does_not_stop_the_script(finder: StepFinder) -> None:
     class Odd(nn.Sequential):
         def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
-            raise LookupError("as planned")
+            raise LookupError("expected")
 
     model = Odd(nn.Linear(16, 16))
-    with pytest.warns(lowtide.LowtideWarning, match="Odd trains without a budget.*LookupError: as planned"):
+    with pytest.warns(lowtide.LowtideWarning, match="Odd trains without a budget.*LookupError: expected"):
         model(torch.ones(2, 16)).sum().backward()
     assert current_recorder() is None
     assert gradients(model)
     model(torch.ones(2, 16)).sum().backward()
 
 
-def test_a_budget_that_cannot_be_held_reaches_the_script() -> None:
+def test_budget_error_reaches_the_script() -> None:
     finder = StepFinder(Settings(1000))
-    undo = finder.install()
-    model = stack()
+    uninstall = finder.install()
+    model = mlp()
     try:
-        with pytest.raises(lowtide.BudgetError, match="before the first op needs"):
+        with pytest.raises(lowtide.BudgetError, match="parameters and data already use"):
             model(torch.ones(2, 16))
     finally:
-        undo()
+        uninstall()
         lowtide.unfit(model)
     assert current_recorder() is None
 
 
-def test_models_that_are_gone_leave_their_counts(finder: StepFinder) -> None:
+def test_step_counts_of_freed_models_are_kept(finder: StepFinder) -> None:
     for _ in range(12):
-        stack(1)(torch.ones(2, 16)).sum().backward()
-    assert [state.steps for _, state in finder.fitted] == [1] * 12
-    assert sum(bool(state.families) for _, state in finder.fitted) < 12
+        mlp(1)(torch.ones(2, 16)).sum().backward()
+    assert [fitted.steps for _, fitted in finder.fitted] == [1] * 12
+    assert sum(bool(fitted.families) for _, fitted in finder.fitted) < 12

@@ -1,4 +1,4 @@
-"""Run a script plainly under the meter of live tensor bytes, and say the peak: `metered.py PEAK_FILE SCRIPT ARGS…`."""
+"""Run a script without a budget and write its peak of live tensor bytes: `measure_peak.py PEAK_FILE SCRIPT ARGS…`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from lowtide.profiling.peak_meter import PeakMeter
 
 if __name__ == "__main__":
-    where, script = sys.argv[1:3]
+    peak_file, script = sys.argv[1:3]
     sys.argv[:] = sys.argv[2:]
     with PeakMeter() as meter:
         runpy.run_path(script, run_name="__main__")
-    Path(where).write_text(str(meter.peak_bytes))
+    Path(peak_file).write_text(str(meter.peak_bytes))
