@@ -10,6 +10,9 @@ from typing import Any
 from .._errors import MissingPackageError
 from .._units import format_bytes
 
+FRONTIER_TITLE = "Step time against peak bytes"
+FRONTIER_COLUMNS = ("peak", "of plain", "step time", "lower bound")
+
 
 @dataclass(frozen=True)
 class Point:
@@ -35,7 +38,7 @@ class Frontier:
     plain_step_s: float
 
     def __str__(self) -> str:
-        rows = [("peak", "of plain", "time", "bound", ""), *self.rows()]
+        rows = [(*FRONTIER_COLUMNS, ""), *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         return "\n".join("  ".join([*(row[i].rjust(widths[i]) for i in range(4)), row[4]]).rstrip() for row in rows)
 
@@ -82,6 +85,6 @@ class Frontier:
         for point, marker in zip(self.baselines, "sD^vP*X", strict=False):
             axes.plot(point.peak_bytes / 2**20, point.step_s / self.plain_step_s, marker, ms=7, label=point.name)
         axes.set(xlabel="peak bytes (MiB)", ylabel="step time (plain = 1)")
-        axes.set_title("Step time against peak bytes", loc="left")
+        axes.set_title(FRONTIER_TITLE, loc="left")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from .._units import format_bytes
-from .frontier import Frontier, Point
+from .frontier import FRONTIER_TITLE, Frontier, Point
 from .markup import Markup, join, tag
 from .palette import MODULE_COLOURS
 from .report import Report
-from .summary import FRONTIER_TITLE
 from .svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale, label, line
 from .ticks import byte_unit, ratio_ticks, round_ticks
 

@@ -11,6 +11,7 @@ from importlib.resources import files
 
 from .._units import format_time
 from .bands import OUTSIDE, stack_by_category, stack_by_module
+from .frontier import FRONTIER_TITLE
 from .frontier_chart import frontier_chart
 from .markup import Markup, join, tag
 from .module_totals import ModuleTotals
@@ -23,7 +24,6 @@ from .summary import (
     BY_MODULE_CAPTION,
     BY_MODULE_TITLE,
     FRONTIER_CAPTION,
-    FRONTIER_TITLE,
     headlines,
     peak_sentence,
 )
@@ -117,7 +117,7 @@ def _fits(report: Report) -> bool:
 
 
 def _comparisons(report: Report) -> Markup:
-    rows = [(one.name, one.predicted, one.measured, one.percent) for one in report.comparisons]
+    rows = [(row.name, row.predicted, row.measured, row.percent) for row in report.comparisons]
     return _table(("", "predicted", "measured", "difference"), rows)
 
 
@@ -165,8 +165,8 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], names: tupl
     """Return a table. The columns in `names` are aligned left, all others right."""
 
     def line(cell_tag: str, cells: tuple[str, ...]) -> Markup:
-        classes = [{"class": "lt-name"} if k in names else None for k in range(len(cells))]
-        return tag("tr", None, *(tag(cell_tag, *pair) for pair in zip(classes, cells, strict=True)))
+        row = [tag(cell_tag, {"class": "lt-name"} if k in names else None, cell) for k, cell in enumerate(cells)]
+        return tag("tr", None, *row)
 
     body = tag("tbody", None, *(line("td", row) for row in rows))
     return tag("div", {"class": "lt-wide"}, tag("table", None, tag("thead", None, line("th", header)), body))

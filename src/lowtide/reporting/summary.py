@@ -29,7 +29,6 @@ BY_MODULE_CAPTION = (
     "Each value counts for the module whose op produced it. Modules that differ only in an index are merged. "
     "Parameters, gradients and temporaries of backward belong to no module, because a trace has only their sum."
 )
-FRONTIER_TITLE = "Step time against peak bytes"
 FRONTIER_CAPTION = (
     "Each dot is a simulated plan. Dotted: proven lower bound on step time. A plan on the dotted line is optimal."
 )

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from .._units import format_bytes, format_time
 from .bands import OUTSIDE
-from .frontier import Frontier
+from .frontier import FRONTIER_COLUMNS, FRONTIER_TITLE, Frontier
 from .module_totals import ModuleTotals
 from .report import Report
 from .summary import headlines, peak_sentence
@@ -30,7 +30,7 @@ def report_tables(report: Report) -> RenderableType:
     if report.plan.pinned:
         parts.append(_pinned(report))
     if report.frontier is not None:
-        parts.append(_frontier(report, report.frontier))
+        parts.append(_frontier(report.frontier))
     return Group(*parts)
 
 
@@ -41,9 +41,9 @@ def _summary(report: Report) -> Table:
     table.add_column(style="dim")
     for headline in headlines(report):
         table.add_row(headline.label, headline.value, headline.detail)
-    for one in report.comparisons:
-        detail = f"measured; {one.predicted} predicted, difference {one.percent}"
-        table.add_row(one.name, one.measured, detail)
+    for comparison in report.comparisons:
+        detail = f"measured; {comparison.predicted} predicted, difference {comparison.percent}"
+        table.add_row(comparison.name, comparison.measured, detail)
     return table
 
 
@@ -81,9 +81,9 @@ def _pinned(report: Report) -> Table:
     return table
 
 
-def _frontier(report: Report, frontier: Frontier) -> Table:
-    table = _table("Step time against peak bytes")
-    for name in ("peak", "of plain", "time", "bound"):
+def _frontier(frontier: Frontier) -> Table:
+    table = _table(FRONTIER_TITLE)
+    for name in FRONTIER_COLUMNS:
         table.add_column(name, justify="right")
     table.add_column("plan or scheme")
     for row in frontier.rows():
@@ -114,7 +114,7 @@ def module_columns(extra: tuple[str, ...]) -> tuple[str, ...]:
         "recomputed",
         "bytes",
         "replays",
-        "time",
+        "replay time",
     )
 
 
