@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.int64]
 
 CATEGORIES = {
     "parameters": "parameters, buffers and batch that ops of forward read",
-    "gradients": "memory that backward allocates and that lasting_bytes until the step ends; an upper estimate",
+    "gradients": "memory that backward allocates and that stays until the step ends; an upper estimate",
     "kept": "values held from forward into backward",
     "recomputed": "values that a replay has recomputed",
     "temporary": "values of forward that are freed before backward, unused outputs of replays, and memory that "
