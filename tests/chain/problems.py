@@ -1,4 +1,4 @@
-"""A small chain with its adjoint, its tape, and the answer by storing every state."""
+"""A small chain with its adjoint and tape, and its reference adjoint from storing every state."""
 
 import numpy as np
 
@@ -32,6 +32,8 @@ def storing_all(n, x=X0, final=lambda x: 2 * x):
 
 
 class Counted:
+    """A function that records the last argument of each call: the step index."""
+
     def __init__(self, function):
         self.function, self.calls = function, []
 
@@ -48,4 +50,4 @@ def storing_final(n):
 
 
 class BoomError(Exception):
-    """The user's own."""
+    """An exception of the user."""

@@ -1,4 +1,4 @@
-"""`grad`: the adjoint of storing every state, within slots, tiers and bytes, whatever the steps do."""
+"""`grad`: bit-equal to storing every state, within slots, tiers and bytes."""
 
 import tracemalloc
 
@@ -15,13 +15,13 @@ from .problems import X0, BoomError, Counted, adjoint_step, adjoint_tape, step, 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 29, 100])
 @pytest.mark.parametrize("n", [1, 2, 30])
-def test_revolve_gives_the_adjoint_of_storing_all_bit_for_bit(n, slots):
+def test_revolve_is_bit_equal_to_storing_all(n, slots):
     counted, backward = Counted(step), Counted(adjoint_step)
     lam, report = grad(counted, backward, X0, n, adjoint=lambda x: 2 * x, slots=slots, check_determinism=True)
     assert np.array_equal(lam, storing_all(n))
     assert backward.calls == list(reversed(range(n)))
     assert report.forward_steps == report.predicted_forward_steps == schedules.revolve(n, min(slots, n)).forward_steps
-    # Each reversed step counts as one forward step, which is the adjoint's; the final state takes one call.
+    # Each reversed step counts as a forward step without a call of `step`. The final state takes one call.
     assert len(counted.calls) == report.step_calls == report.forward_steps - n + 1
     assert report.peak_slots.get("memory", 0) <= min(slots, max(n - 1, 1))
 
@@ -38,7 +38,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.name}-{s.forward_steps}")
-def test_every_schedule(schedule):
+def test_schedules_are_bit_equal_to_storing_all(schedule):
     counted, taped = Counted(step), Counted(tape_step)
     lam, report = grad(
         counted, adjoint_step, X0, 20, adjoint=2 * storing_final(20), schedule=schedule, tape_step=taped,
@@ -53,7 +53,7 @@ def test_every_schedule(schedule):
     assert report.peak_stored_bytes == {tier: k * X0.nbytes for tier, k in report.peak_slots.items()}
 
 
-def test_heterogeneous_runs_on_states_of_unequal_size():
+def test_heterogeneous_schedule_with_states_of_unequal_size():
     sizes = [1, 8, 2, 9, 3, 10, 4]
 
     def resize(x, i):
@@ -83,7 +83,7 @@ def test_slots_with_tapes_use_the_mixed_schedule():
     assert report.forward_steps < schedules.revolve(40, 4).forward_steps
 
 
-def test_steps_that_write_into_their_arguments_do_no_harm():
+def test_steps_may_write_into_their_arguments():
     def in_place(x, i):
         x[:] = step(x, i)
         return x
@@ -93,17 +93,17 @@ def test_steps_that_write_into_their_arguments_do_no_harm():
         x[:] = np.nan
         return lam
 
-    given = np.ones(50)
+    final = np.ones(50)
     x = X0.copy()
     for schedule in (schedules.revolve(25, 3), schedules.keep_all(25), schedules.multistage(25, 1, 2, 1, 1)):
-        lam, _ = grad(in_place, adjoint_in_place, x, 25, adjoint=given, schedule=schedule)
+        lam, _ = grad(in_place, adjoint_in_place, x, 25, adjoint=final, schedule=schedule)
         assert np.array_equal(lam, storing_all(25, final=lambda x: np.ones(50)))
     assert np.array_equal(x, X0)
-    assert np.array_equal(given, np.ones(50))
+    assert np.array_equal(final, np.ones(50))
 
 
 @pytest.mark.parametrize("adjoint", [np.ones(50), np.ones_like])
-def test_steps_that_give_out_a_buffer_of_their_own_do_no_harm(adjoint):
+def test_steps_may_reuse_their_output_buffer(adjoint):
     buffer = np.empty(50)
 
     def buffered(x, i):
@@ -113,7 +113,7 @@ def test_steps_that_give_out_a_buffer_of_their_own_do_no_harm(adjoint):
     def rerunning(x, lam, i):
         before = x.copy()
         buffered(x, i)
-        assert np.array_equal(x, before), "the state of an adjoint step is its own"
+        assert np.array_equal(x, before), "the adjoint step must get a private copy of the state"
         return adjoint_step(x, lam, i)
 
     for schedule in (schedules.revolve(25, 3), schedules.keep_all(25), schedules.sqrt(25)):
@@ -123,7 +123,7 @@ def test_steps_that_give_out_a_buffer_of_their_own_do_no_harm(adjoint):
     assert np.array_equal(lam, storing_all(25, final=np.ones_like))
 
 
-def test_nested_states_and_adjoints_of_another_shape():
+def test_nested_states_and_adjoints_of_different_structure():
     def nested(state, i):
         return {"x": step(state["x"], i), "count": state["count"] + 1}
 
@@ -142,7 +142,7 @@ def test_nested_states_and_adjoints_of_another_shape():
 
 
 @pytest.mark.parametrize("factor", [5, 8, 20])
-def test_a_budget_is_kept_and_used(factor):
+def test_budget_is_used_and_not_exceeded(factor):
     x = np.linspace(0, 1, 20_000)
     budget = factor * x.nbytes
     x.sum()
@@ -151,7 +151,7 @@ def test_a_budget_is_kept_and_used(factor):
     measured = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert report.peak_bytes <= budget
-    assert measured <= budget + 100_000  # Python's own objects
+    assert measured <= budget + 100_000  # Python objects
     assert report.peak_slots["memory"] == factor - 4  # working state, successor, adjoint, scratch
     assert report.peak_bytes > budget - x.nbytes
 
@@ -165,7 +165,7 @@ def in_place_product(x, lam, i):
     return lam
 
 
-def test_too_small_a_budget_says_the_smallest_and_that_one_works():
+def test_error_for_small_budget_names_the_smallest_that_works():
     with pytest.raises(BudgetError) as caught:
         grad(step, adjoint_step, X0, 30, adjoint=np.ones(50), budget=1000)
     assert caught.value.smallest_bytes == 4 * X0.nbytes
@@ -173,22 +173,22 @@ def test_too_small_a_budget_says_the_smallest_and_that_one_works():
         "a budget of 1000 B is too small: the smallest that works is 1.56 KiB (1,600 bytes), which is 1.17 KiB for the "
         "working state, its successor and the adjoints (a state has 400 B, the adjoint 400 B)"
     )
-    for callable_too in (np.ones(50), np.ones_like):
+    for adjoint in (np.ones(50), np.ones_like):
         with pytest.raises(BudgetError) as caught:
-            grad(step, adjoint_step, X0, 30, adjoint=callable_too, budget=1000, check_determinism=True)
+            grad(step, adjoint_step, X0, 30, adjoint=adjoint, budget=1000, check_determinism=True)
         smallest = caught.value.smallest_bytes
-        _, report = grad(step, adjoint_step, X0, 30, adjoint=callable_too, budget=smallest, check_determinism=True)
+        _, report = grad(step, adjoint_step, X0, 30, adjoint=adjoint, budget=smallest, check_determinism=True)
         assert report.peak_bytes <= smallest
         with pytest.raises(BudgetError):
-            grad(step, adjoint_step, X0, 30, adjoint=callable_too, budget=smallest - 1, check_determinism=True)
+            grad(step, adjoint_step, X0, 30, adjoint=adjoint, budget=smallest - 1, check_determinism=True)
 
 
-def test_a_state_that_outgrows_the_budget_is_an_error_not_an_overrun():
-    with pytest.raises(BudgetError, match="larger than the initial state let expect"):
+def test_state_that_outgrows_the_budget_raises():
+    with pytest.raises(BudgetError, match="larger than the one measured at the initial state"):
         grad(lambda x, i: np.resize(x, 2 * x.size), lambda x, lam, i: lam[: x.size], X0, 10, adjoint=X0, budget=4000)
 
 
-def test_a_store_decides_precision_tier_and_limits():
+def test_store_sets_precision_tier_and_limits():
     exact = storing_all(30)
     for store, error in (
         (ActivationStore(tier="disk"), 0),
@@ -200,14 +200,14 @@ def test_a_store_decides_precision_tier_and_limits():
         assert np.abs(lam - exact).max() <= error * np.abs(exact).max()
         assert (np.abs(lam - exact).max() > 0) == (error > 0)
         assert report.peak_slots == {"memory": 3}
-        assert len(store) == 0, "the store is the user's, and is given back as it was"
+        assert len(store) == 0, "grad must remove its slots from the user's store"
     _, report = grad(
         step, adjoint_step, X0, 30, adjoint=np.ones(50), budget=2000, store=ActivationStore(precision="float16")
     )
-    assert report.peak_slots["memory"] == 8  # 800 bytes left, 100 a slot
+    assert report.peak_slots["memory"] == 8  # 800 bytes free, 100 per slot
 
 
-def test_slots_on_disk_take_none_of_the_budget():
+def test_slots_on_disk_do_not_count_towards_the_budget():
     lam, report = grad(
         step, adjoint_step, X0, 30, adjoint=np.ones(50), budget=3 * X0.nbytes, store=ActivationStore(tier="disk")
     )
@@ -216,7 +216,7 @@ def test_slots_on_disk_take_none_of_the_budget():
     assert report.peak_bytes <= 3 * X0.nbytes
 
 
-def test_a_mapping_gives_each_tier_its_store(tmp_path):
+def test_mapping_of_stores_by_tier(tmp_path):
     stores = {"memory": ActivationStore(), "disk": ActivationStore(tier="disk", directory=tmp_path, precision="int8")}
     _, report = grad(
         step, adjoint_step, X0, 20, adjoint=X0, schedule=schedules.multistage(20, 1, 4, 0.1, 0.1), store=stores
@@ -233,19 +233,19 @@ def test_a_mapping_gives_each_tier_its_store(tmp_path):
 
 @pytest.mark.parametrize("slots", [1, 3, 10])
 @pytest.mark.parametrize("n", [1, 2, 7, 40])
-def test_online(n, slots):
-    asked = Counted(lambda x, i: i == n)
+def test_unknown_length(n, slots):
+    stop = Counted(lambda x, i: i == n)
     lam, report = grad(
-        step, adjoint_step, X0, None, stop=asked, adjoint=lambda x: 2 * x, slots=slots, check_determinism=True
+        step, adjoint_step, X0, None, stop=stop, adjoint=lambda x: 2 * x, slots=slots, check_determinism=True
     )
     assert np.array_equal(lam, storing_all(n))
-    assert asked.calls == list(range(1, n + 1))
+    assert stop.calls == list(range(1, n + 1))
     assert report.n == n
     assert report.forward_steps == report.predicted_forward_steps
     assert report.peak_slots.get("memory", 0) <= slots
 
 
-def test_online_within_a_budget():
+def test_unknown_length_within_a_budget():
     lam, report = grad(
         step, adjoint_step, X0, None, stop=lambda x, i: i == 50, adjoint=np.ones(50), budget=8 * X0.nbytes
     )
@@ -254,7 +254,7 @@ def test_online_within_a_budget():
     assert report.peak_slots["memory"] <= 5
 
 
-def test_an_online_schedule_can_be_passed_and_used_again():
+def test_online_schedule_can_be_reused():
     schedule = schedules.online(4)
     for n in (30, 12):
         lam, report = grad(
@@ -266,7 +266,7 @@ def test_an_online_schedule_can_be_passed_and_used_again():
         grad(step, adjoint_step, X0, 9, adjoint=X0, schedule=schedule)
 
 
-def test_errors_in_stop_are_noted():
+def test_errors_in_stop_get_a_note():
     def stop(x, i):
         raise BoomError
 
@@ -277,7 +277,7 @@ def test_errors_in_stop_are_noted():
 
 @settings(max_examples=80, deadline=None)
 @given(n=st.integers(1, 40), data=st.data())
-def test_any_schedule_of_any_length(n, data):
+def test_random_schedules_and_lengths(n, data):
     slots = data.draw(st.integers(1, 8))
     kind = data.draw(st.sampled_from(["revolve", "mixed", "multistage", "periodic", "online", "budget"]))
     options = {"tape_step": tape_step, "adjoint_tape": adjoint_tape} if kind == "mixed" else {}

@@ -1,4 +1,4 @@
-"""`grad` with torch and JAX, its report and progress, the Taylor test, and the example."""
+"""`grad` with torch and JAX, its report and progress, the Taylor test, and the wave example."""
 
 import importlib.util
 import sys
@@ -60,7 +60,7 @@ def test_jax_with_a_step_that_donates_its_input():
     assert not x.is_deleted()
 
 
-def test_the_report_reads_well():
+def test_report_text():
     _, report = grad(step, adjoint_step, X0, 100, adjoint=X0, slots=5)
     assert report.factor == 4.16
     lines = str(report).splitlines()
@@ -72,7 +72,7 @@ def test_the_report_reads_well():
     assert report.io_seconds > 0
 
 
-def test_progress_writes_lines_where_there_is_no_terminal(capsys, monkeypatch):
+def test_progress_writes_lines_without_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr("lowtide.chain._progress._SECONDS_BETWEEN_LINES", 0.0)
     grad(step, adjoint_step, X0, 10, adjoint=X0, slots=9, progress=True)
     captured = capsys.readouterr()
@@ -97,16 +97,16 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch):
     assert "reversing" in sys.stderr.getvalue()
 
 
-def test_taylor_test_tells_right_from_wrong():
+def test_taylor_test_passes_a_correct_gradient_and_fails_a_wrong_one():
     def misfit(x):
         for i in range(10):
             x = step(x, i)
         return float(np.sum(x**2))
 
     lam, _ = grad(step, adjoint_step, X0, 10, adjoint=lambda x: 2 * x, slots=3)
-    right = taylor_test(misfit, lam, X0)
-    assert right.passed
-    assert right.order == pytest.approx(2, abs=0.1)
+    correct = taylor_test(misfit, lam, X0)
+    assert correct.passed
+    assert correct.order == pytest.approx(2, abs=0.1)
     wrong = taylor_test(misfit, 1.001 * lam, X0, steps=(1e-4, 5e-5, 2.5e-5))
     assert not wrong.passed
     assert "failed" in str(wrong)
@@ -116,14 +116,14 @@ def test_taylor_test_tells_right_from_wrong():
 
 
 @pytest.mark.parametrize("library", ["torch", "jax.numpy"])
-def test_taylor_test_on_other_arrays(library):
+def test_taylor_test_with_torch_and_jax(library):
     xp = pytest.importorskip(library)
     x = xp.ones(5)
     result = taylor_test(lambda p: float((p["x"] ** 3).sum()), {"x": 3 * x**2}, {"x": x}, steps=(0.4, 0.2, 0.1))
     assert result.order == pytest.approx(2, abs=0.3)
 
 
-def test_the_wave_example(capsys):
+def test_wave_example(capsys):
     path = Path(__file__).parents[2] / "examples" / "wave_adjoint.py"
     assert len(path.read_text().splitlines()) < 100
     spec = importlib.util.spec_from_file_location("wave_adjoint", path)
@@ -133,7 +133,7 @@ def test_the_wave_example(capsys):
     assert report.n == example.STEPS >= 2000
     assert report.budget_bytes == 4 * 2**20
     assert report.peak_bytes <= report.budget_bytes
-    assert measured_bytes <= report.budget_bytes, "measured by the allocator, not by our accounts"
+    assert measured_bytes <= report.budget_bytes, "peak measured by the allocator"
     assert report.forward_steps == report.predicted_forward_steps
     assert all(order == pytest.approx(2, abs=0.05) for order in check.orders)
     assert "order 2.00: passed" in capsys.readouterr().out

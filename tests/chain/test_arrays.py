@@ -1,4 +1,4 @@
-"""Trees of arrays: taken apart, put together, copied, measured, compared."""
+"""Trees of arrays: flatten, copy, measure, compare."""
 
 import collections
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class Slotted:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_copy_has_every_container_type_and_no_shared_memory(library):
+def test_copy_preserves_container_types_and_shares_no_memory(library):
     a = make(library, [1, 2, 3])
     tree = {
         "list": [a, 1.5],
@@ -64,14 +64,14 @@ def test_a_copy_has_every_container_type_and_no_shared_memory(library):
         assert not _arrays.same(tree, twin)
 
 
-def test_containers_are_copied_too():
+def test_skeleton_does_not_share_containers():
     tree = {"a": [np.zeros(2)]}
     _, skeleton = _arrays.flatten(tree)
     tree["a"].append(np.ones(3))
     assert len(_arrays.unflatten(skeleton, [np.zeros(2)])["a"]) == 1
 
 
-def test_torch_tensors_are_stored_without_their_graph():
+def test_torch_tensors_are_copied_detached():
     torch = pytest.importorskip("torch")
     x = torch.ones(3, requires_grad=True)
     copied = _arrays.copy(x * 2)
@@ -79,7 +79,7 @@ def test_torch_tensors_are_stored_without_their_graph():
     assert not copied.requires_grad
 
 
-def test_a_jax_copy_survives_the_donation_of_its_original():
+def test_jax_copy_survives_donation_of_the_original():
     jax = pytest.importorskip("jax")
     x = jax.numpy.arange(4.0)
     copied = _arrays.copy(x)
@@ -104,28 +104,28 @@ def test_a_jax_copy_survives_the_donation_of_its_original():
         np.array([True, False]),
     ],
 )
-def test_rows_of_bytes_make_every_numpy_array_again(array):
-    row, plan = _arrays.lay_out(array)
-    data = np.array(_arrays.row_bytes(row))
-    again = _arrays.stand_up(_arrays.row_from_bytes(data, plan), plan)
-    assert again.dtype == array.dtype
-    assert again.shape == array.shape
-    assert (again == array).all()
-    assert again.flags.writeable
+def test_numpy_arrays_survive_a_round_trip_through_bytes(array):
+    flat, layout = _arrays.to_flat(array)
+    data = np.array(_arrays.flat_to_bytes(flat))
+    restored = _arrays.from_flat(_arrays.flat_from_bytes(data, layout), layout)
+    assert restored.dtype == array.dtype
+    assert restored.shape == array.shape
+    assert (restored == array).all()
+    assert restored.flags.writeable
     if array.flags.f_contiguous:
-        assert again.flags.f_contiguous
+        assert restored.flags.f_contiguous
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "bool", "int64", "complex64"])
-def test_rows_of_bytes_make_every_torch_tensor_again(dtype):
+def test_torch_tensors_survive_a_round_trip_through_bytes(dtype):
     torch = pytest.importorskip("torch")
     tensor = (torch.arange(24).reshape(1, 2, 3, 4) % 2).to(getattr(torch, dtype))
     tensor = tensor.to(memory_format=torch.channels_last)
-    row, plan = _arrays.lay_out(tensor)
-    again = _arrays.stand_up(_arrays.row_from_bytes(_arrays.row_bytes(row).copy(), plan), plan)
-    assert torch.equal(tensor, again)
-    assert again.dtype == tensor.dtype
-    assert again.is_contiguous(memory_format=torch.channels_last)
+    flat, layout = _arrays.to_flat(tensor)
+    restored = _arrays.from_flat(_arrays.flat_from_bytes(_arrays.flat_to_bytes(flat).copy(), layout), layout)
+    assert torch.equal(tensor, restored)
+    assert restored.dtype == tensor.dtype
+    assert restored.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("tier", ["memory", "disk"])
@@ -134,13 +134,13 @@ def test_jax_bfloat16_and_random_keys_are_stored(tier):
     state = {"x": jax.numpy.ones(5, dtype="bfloat16"), "key": jax.random.split(jax.random.key(3), 2)}
     with ActivationStore(tier=tier) as store:
         store.put(0, state)
-        back = store.get(0)
-    assert back["x"].dtype == "bfloat16"
-    assert (jax.random.key_data(back["key"]) == jax.random.key_data(state["key"])).all()
-    assert float(jax.random.normal(back["key"][1])) == float(jax.random.normal(state["key"][1]))
+        restored = store.get(0)
+    assert restored["x"].dtype == "bfloat16"
+    assert (jax.random.key_data(restored["key"]) == jax.random.key_data(state["key"])).all()
+    assert float(jax.random.normal(restored["key"][1])) == float(jax.random.normal(state["key"][1]))
 
 
-def test_same_is_bitwise_and_knows_dtypes_and_shapes():
+def test_same_compares_bits_dtypes_shapes_and_structure():
     nan = np.array([np.nan, 0.0])
     assert _arrays.same(nan, nan.copy())
     assert not _arrays.same(np.array([0.0]), np.array([-0.0]))
@@ -160,23 +160,26 @@ def test_describe():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (object(), "the value is a builtins.object, which a chain cannot copy: pass NumPy"),
+        (object(), "the value is a builtins.object, which cannot be copied: pass NumPy"),
         ({"a": [np.array([None])]}, r"the value\['a'\]\[0\] is an array of Python objects"),
-        (np.ma.masked_array([1.0], [True]), "a MaskedArray, a subclass of numpy.ndarray whose extras would be lost"),
+        (
+            np.ma.masked_array([1.0], [True]),
+            "a MaskedArray, a subclass of numpy.ndarray whose extra data would be lost",
+        ),
         ([{1, 2}], r"the value\[0\] is a builtins.set"),
     ],
 )
-def test_what_cannot_be_copied_is_refused_by_name(value, message):
+def test_unsupported_values_raise_with_their_path(value, message):
     with pytest.raises(ArgumentError, match=message):
         _arrays.copy(value)
 
 
-def test_sparse_tensors_are_refused():
+def test_sparse_tensors_raise():
     torch = pytest.importorskip("torch")
     with pytest.raises(ArgumentError, match=r"torch.sparse_coo tensor: pass its indices and values"):
         _arrays.copy(torch.eye(3).to_sparse())
 
 
-def test_a_memory_map_is_copied_into_memory(tmp_path):
+def test_memory_map_is_copied_into_memory(tmp_path):
     mapped = np.memmap(tmp_path / "x", dtype="float32", mode="w+", shape=(4,))
     assert type(_arrays.copy(mapped)) is np.ndarray

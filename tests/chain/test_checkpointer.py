@@ -1,4 +1,4 @@
-"""`Checkpointer`: the gradients of plain code, with the recomputation that the rule implies and no more."""
+"""`Checkpointer`: bit-equal gradients, with only the recomputation that the rule requires."""
 
 import re
 import tracemalloc
@@ -27,13 +27,13 @@ RULES = [KeepAll(), KeepNone(), EveryN(1), EveryN(3), EveryN(5), EveryN(50), Seg
          EveryN(4) & KeepAll(), KeepNone() | EveryN(6)]  # fmt: skip
 
 
-def named(value):
-    """A test id without addresses: workers must agree on it."""
+def id_of(value):
+    """Return a test id without memory addresses: ids must be equal in all pytest workers."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 class Dense:
-    """y = tanh(x·W), with its own backward; counts its calls."""
+    """y = tanh(x·W) with its backward. Counts its forward calls."""
 
     def __init__(self, size, seed):
         self.weight = np.random.default_rng(seed).standard_normal((size, size)) / size**0.5
@@ -62,34 +62,34 @@ def stack(depth=DEPTH, size=6):
     return [Dense(size, seed) for seed in range(depth)]
 
 
-def by_hand(layers, x, grad):
-    """Every activation kept in a plain list."""
+def storing_all(layers, x, grad):
+    """Return output, input gradient and weight gradients from storing every activation."""
     inputs = []
     for layer in layers:
         inputs.append(x)
         x = layer.forward(x)
-    for layer, kept in zip(reversed(layers), reversed(inputs), strict=True):
-        grad = layer.backward(kept, grad)
+    for layer, layer_input in zip(reversed(layers), reversed(inputs), strict=True):
+        grad = layer.backward(layer_input, grad)
     return x, grad, [layer.grad for layer in layers]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=named)
-def test_the_gradients_are_those_of_plain_code_bit_for_bit(rule):
+@pytest.mark.parametrize("rule", RULES, ids=id_of)
+def test_gradients_are_bit_equal_to_storing_all(rule):
     x, grad = np.random.default_rng(7).standard_normal((2, 4, 6))
-    y, dx, weights = by_hand(stack(), x, grad)
+    y, dx, weights = storing_all(stack(), x, grad)
     layers = stack()
     checkpointer = Checkpointer(rule)
     assert np.array_equal(checkpointer.forward(x, layers, forward_fn), y)
     assert np.array_equal(checkpointer.backward(grad, layers, forward_fn, backward_fn), dx)
     assert all(np.array_equal(layer.grad, w) for layer, w in zip(layers, weights, strict=True))
-    assert len(checkpointer.store) == 0, "backward lets go of what it has passed"
+    assert len(checkpointer.store) == 0, "backward must release all activations"
     stats = checkpointer.stats()
     assert sum(layer.calls for layer in layers) == stats.forward_calls + stats.recomputed_calls
-    assert all(layer.calls <= 2 for layer in layers), "no layer is run again twice"
+    assert all(layer.calls <= 2 for layer in layers), "each layer is recomputed at most once"
 
 
 @pytest.mark.parametrize(
-    ("rule", "stored", "again"),
+    ("rule", "stored", "recomputed"),
     [
         (KeepAll(), range(12), []),
         (KeepNone(), [], range(11)),
@@ -98,9 +98,9 @@ def test_the_gradients_are_those_of_plain_code_bit_for_bit(rule):
         (Segments([(2, 4), (9, 9)]), [0, 1, 5, 6, 7, 8, 10, 11], [2, 3, 4, 9]),
         (Selective(100, cost=lambda op: 40), [2, 5, 8, 11], [0, 1, 3, 4, 6, 7, 9, 10]),
     ],
-    ids=named,
+    ids=id_of,
 )
-def test_what_is_stored_and_what_is_run_again(rule, stored, again):
+def test_stored_and_recomputed_layers(rule, stored, recomputed):
     layers = stack()
     checkpointer = Checkpointer(rule)
     checkpointer.forward(np.ones((2, 6)), layers, forward_fn)
@@ -109,18 +109,19 @@ def test_what_is_stored_and_what_is_run_again(rule, stored, again):
     assert stats.bytes_stored == (1 + len(stored)) * 96
     assert stats.bytes_avoided == (12 - len(stored)) * 96
     checkpointer.backward(np.ones((2, 6)), layers, forward_fn, backward_fn)
-    assert [i for i, layer in enumerate(layers) if layer.calls == 2] == list(again)
+    assert [i for i, layer in enumerate(layers) if layer.calls == 2] == list(recomputed)
 
 
-def test_segments_of_the_recomputation_mask_are_obeyed():
+def test_stored_layers_follow_the_segments_mask():
     rule = Segments.uniform(DEPTH, 4)
     layers = stack()
     checkpointer = Checkpointer(Segments(rule.ranges[:3]))
     checkpointer.forward(np.ones((1, 6)), layers, forward_fn)
-    assert checkpointer.stats().stored == tuple(i for i, again in enumerate(checkpointer.rule.mask(DEPTH)) if not again)
+    mask = checkpointer.rule.mask(DEPTH)
+    assert checkpointer.stats().stored == tuple(i for i, recomputed in enumerate(mask) if not recomputed)
 
 
-def test_costs_from_numbers_a_function_or_the_clock():
+def test_costs_from_numbers_a_function_or_measured_time():
     layers = stack()
     by_list = Checkpointer(Selective(), costs=[60] * DEPTH)  # the default threshold is 100
     by_list.forward(np.ones((1, 6)), layers, forward_fn)
@@ -128,15 +129,15 @@ def test_costs_from_numbers_a_function_or_the_clock():
     by_function = Checkpointer(Selective(), costs=lambda layer: 1000 if layer is layers[6] else 1)
     by_function.forward(np.ones((1, 6)), layers, forward_fn)
     assert by_function.stats().stored == (6,)
-    by_clock = Checkpointer(Selective(0.001))
-    by_clock.forward(np.ones((1, 6)), layers, forward_fn)
-    assert by_clock.stats().stored == tuple(range(DEPTH)), "each takes longer than a nanosecond"
+    by_time = Checkpointer(Selective(0.001))
+    by_time.forward(np.ones((1, 6)), layers, forward_fn)
+    assert by_time.stats().stored == tuple(range(DEPTH)), "each layer takes longer than a nanosecond"
     with pytest.raises(ArgumentError, match="costs has 2 numbers for 12 layers"):
         Checkpointer(Selective(), costs=[1, 2]).forward(np.ones((1, 6)), layers, forward_fn)
 
 
-def test_memory_of_backward_is_one_segment_beside_the_store():
-    """Measured by the allocator: 16 activations of 1 MiB."""
+def test_backward_holds_one_segment_beside_the_store():
+    """Peak measured by the allocator, for 16 activations of 1 MiB."""
     mib = 2**20
     layers = [1.5] * 16
 
@@ -156,34 +157,34 @@ def test_memory_of_backward_is_one_segment_beside_the_store():
         return held / mib, measured / mib, checkpointer.stats().peak_bytes / mib
 
     held, measured, counted = peak(KeepAll())
-    assert held == pytest.approx(1 + 1 + 16, abs=0.1)  # input, output, every layer's
+    assert held == pytest.approx(1 + 1 + 16, abs=0.1)  # input, output, all layer outputs
     assert counted == 17
     held, measured, counted = peak(EveryN(4))
-    assert held == pytest.approx(1 + 4, abs=0.1)  # the output, and the inputs of layers 0, 4, 8 and 12
+    assert held == pytest.approx(1 + 4, abs=0.1)  # output, and inputs of layers 0, 4, 8 and 12
     assert counted == 4 + 3
-    # Beside them: y, the gradient given, and in one recomputing layer its private input.
+    # Not counted: y, its gradient, and the private input of the layer being recomputed.
     assert measured == pytest.approx(counted + 3, abs=0.1)
     held, measured, counted = peak(KeepNone())
     assert held == pytest.approx(2, abs=0.1)
     assert counted == 16
 
 
-def test_segments_are_freed_as_they_are_left():
+def test_stored_activations_are_released_segment_by_segment():
     layers = stack()
     checkpointer = Checkpointer(EveryN(3))
-    seen = []
+    stored = []
 
-    def watching(layer, x, grad):
-        seen.append(checkpointer.store.bytes_stored // x.nbytes)
+    def recording_backward(layer, x, grad):
+        stored.append(checkpointer.store.bytes_stored // x.nbytes)
         return layer.backward(x, grad)
 
     checkpointer.forward(np.ones((2, 6)), layers, forward_fn)
-    checkpointer.backward(np.ones((2, 6)), layers, forward_fn, watching)
-    assert seen == [3, 3, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0]
+    checkpointer.backward(np.ones((2, 6)), layers, forward_fn, recording_backward)
+    assert stored == [3, 3, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("rule", [KeepAll(), KeepNone(), EveryN(4)], ids=named)
-def test_recompute_gives_any_activation(rule):
+@pytest.mark.parametrize("rule", [KeepAll(), KeepNone(), EveryN(4)], ids=id_of)
+def test_recompute_returns_any_activation(rule):
     layers = stack()
     x = np.random.default_rng(1).standard_normal((3, 6))
     expected = x
@@ -193,12 +194,12 @@ def test_recompute_gives_any_activation(rule):
         expected = layer.forward(expected)
         before = [each.calls for each in layers]
         assert np.array_equal(checkpointer.recompute(i, layers, forward_fn), expected)
-        ran = [k for k, each in enumerate(layers) if each.calls > before[k]]
+        recomputed = [k for k, each in enumerate(layers) if each.calls > before[k]]
         start = max((s + 1 for s in checkpointer.stats().stored if s <= i), default=0)
-        assert ran == list(range(start, i + 1)), "from the nearest one before it"
+        assert recomputed == list(range(start, i + 1)), "recomputation starts at the nearest stored activation"
 
 
-def test_layers_that_write_into_their_input_do_no_harm():
+def test_layers_may_write_into_their_input():
     def in_place(factor, x):
         x *= factor
         return x
@@ -219,7 +220,7 @@ def test_layers_that_write_into_their_input_do_no_harm():
         assert inputs == [30.0, 6.0, 2.0, 1.0]
 
 
-def test_layers_that_give_out_a_buffer_of_their_own_do_no_harm():
+def test_layers_may_reuse_their_output_buffer():
     class Buffered:
         def __init__(self):
             self.out = np.empty(3)
@@ -242,15 +243,15 @@ def test_layers_that_give_out_a_buffer_of_their_own_do_no_harm():
         assert inputs == [1.5**k for k in (4, 3, 2, 1, 0)]
 
 
-def test_a_budget_evicts_and_what_was_evicted_is_made_again():
+def test_evicted_activations_are_recomputed():
     x, grad = np.random.default_rng(7).standard_normal((2, 4, 6))
-    _, dx, _ = by_hand(stack(), x, grad)
+    _, dx, _ = storing_all(stack(), x, grad)
     for options in ({"budget": 3 * x.nbytes}, {"slots": 4}, {"budget": x.nbytes}, {"slots": 1}):
         layers = stack()
         store = ActivationStore(**options)
         checkpointer = Checkpointer(KeepAll(), store)
         checkpointer.forward(x, layers, forward_fn)
-        assert "input" in store, "it is pinned"
+        assert "input" in store, "the input is pinned"
         assert np.array_equal(checkpointer.backward(grad, layers, forward_fn, backward_fn), dx)
         assert store.stats().peak_bytes <= options.get("budget", np.inf)
     with pytest.raises(BudgetError):
@@ -266,9 +267,9 @@ def test_a_budget_evicts_and_what_was_evicted_is_made_again():
     tier=st.sampled_from(["memory", "disk"]),
     retain=st.booleans(),
 )
-def test_any_rule_in_any_store_gives_the_same_gradients(rule, slots, activations, evict, tier, retain):
+def test_every_rule_and_store_gives_bit_equal_gradients(rule, slots, activations, evict, tier, retain):
     x, grad = np.random.default_rng(7).standard_normal((2, 4, 6))
-    _, dx, weights = by_hand(stack(), x, grad)
+    _, dx, weights = storing_all(stack(), x, grad)
     layers = stack()
     budget = None if activations is None else activations * x.nbytes
     with ActivationStore(slots=slots, budget=budget, evict=evict, tier=tier) as store:
@@ -280,7 +281,7 @@ def test_any_rule_in_any_store_gives_the_same_gradients(rule, slots, activations
         assert (len(store) > 0) == retain
 
 
-def test_switched_off_everything_is_kept():
+def test_disabled_checkpointer_stores_everything():
     checkpointer = Checkpointer(KeepNone(), enabled=False)
     layers = stack()
     checkpointer.forward(np.ones((1, 6)), layers, forward_fn)
@@ -298,11 +299,11 @@ def test_retain_allows_a_second_backward():
     checkpointer.forward(x, layers, forward_fn)
     first = checkpointer.backward(grad, layers, forward_fn, backward_fn, retain=True)
     assert np.array_equal(checkpointer.backward(grad, layers, forward_fn, backward_fn), first)
-    with pytest.raises(MissingCheckpointError, match="run forward again, or pass retain=True"):
+    with pytest.raises(MissingCheckpointError, match="Run forward again, or pass retain=True"):
         checkpointer.backward(grad, layers, forward_fn, backward_fn)
 
 
-def test_names_and_unknown_layers():
+def test_layer_names_and_unknown_layers():
     named = dict(zip("abc", stack(3), strict=True))
     checkpointer = Checkpointer(KeepNone())
     checkpointer.forward(np.ones((1, 6)), named, forward_fn)
@@ -314,34 +315,32 @@ def test_names_and_unknown_layers():
         checkpointer.forward(np.ones(3), [])
 
 
-def test_missing_and_mismatched():
+def test_errors_for_missing_forward_and_mismatched_arguments():
     checkpointer = Checkpointer(EveryN(2))
     with pytest.raises(MissingCheckpointError, match=r"nothing is stored yet: run forward\(x, layers, forward_fn\)"):
         checkpointer.recompute(0, stack(), forward_fn)
     layers = stack()
     checkpointer.forward(np.ones((2, 6)), layers, forward_fn)
-    with pytest.raises(ArgumentError, match="forward ran 12 layers, but 3 were given now"):
+    with pytest.raises(ArgumentError, match="forward ran 12 layers, but 3 were passed"):
         checkpointer.backward(np.ones((2, 6)), layers[:3], forward_fn, backward_fn)
     with pytest.raises(ArgumentError) as caught:
         checkpointer.backward(np.ones(6), layers, forward_fn, backward_fn)
-    assert str(caught.value) == (
-        "the output of the chain is float64[2, 6], but the gradient given for it is float64[6]"
-    )
-    with pytest.raises(ArgumentError, match=r"the input of layer 11 \(Dense\) is float64\[2, 6\], but the gradient"):
+    assert str(caught.value) == "the output of the chain is float64[2, 6], but its gradient is float64[6]"
+    with pytest.raises(ArgumentError, match=r"the input of layer 11 \(Dense\) is float64\[2, 6\], but its gradient"):
         checkpointer.backward(np.ones((2, 6)), layers, forward_fn, lambda layer, x, grad: grad[:1])
 
 
-def test_a_layer_that_changes_its_mind_is_caught():
+def test_layer_with_a_different_output_shape_in_recomputation_raises():
     sizes = iter([4, 4, 4, 5])
     checkpointer = Checkpointer(KeepNone())
     layers = [lambda x: np.ones(next(sizes))] * 3
     checkpointer.forward(np.ones(4), layers)
-    message = r"layer 0 \(<lambda>\) gave float64\[4\] in forward and float64\[5\] when it was run again"
+    message = r"layer 0 \(<lambda>\) returned float64\[4\] in forward and float64\[5\] in recomputation"
     with pytest.raises(ReplayMismatchError, match=message):
         checkpointer.recompute(2, layers)
 
 
-def test_errors_name_the_layer_and_keep_their_type():
+def test_exceptions_keep_their_type_and_get_a_note_with_the_layer():
     def broken(layer, x):
         if layer == 2:
             raise ZeroDivisionError("no")
@@ -358,13 +357,13 @@ def test_errors_name_the_layer_and_keep_their_type():
     assert caught.value.__notes__ == ["in the backward of layer 1 (int)"]
 
 
-def test_any_callable_is_a_rule():
+def test_rule_may_be_a_callable():
     checkpointer = Checkpointer(lambda op: Decision.KEEP if op.index % 5 == 0 else Decision.RECOMPUTE)
     checkpointer.forward(np.ones((1, 6)), stack(), forward_fn)
     assert checkpointer.stats().stored == (0, 5, 10)
 
 
-def test_torch_layers_keep_no_graph_and_give_autograd_s_gradients():
+def test_torch_layers_keep_no_graph_and_match_autograd():
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()) for _ in range(6)]
@@ -391,7 +390,7 @@ def test_torch_layers_keep_no_graph_and_give_autograd_s_gradients():
     )
 
 
-def test_jax_layers_give_jax_s_gradients():
+def test_jax_layers_match_jax_grad():
     jax = pytest.importorskip("jax")
     import jax.numpy as jnp
 

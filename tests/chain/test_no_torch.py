@@ -1,4 +1,4 @@
-"""`lowtide.chain` brings in neither torch nor jax, not even by running."""
+"""`lowtide.chain` imports neither torch nor jax, also not while it runs on NumPy arrays."""
 
 import subprocess
 import sys
@@ -31,6 +31,6 @@ print(sorted(name for name in ("torch", "jax", "jaxlib", "rich") if name in sys.
 """
 
 
-def test_a_full_run_on_numpy_imports_no_torch_and_no_jax():
+def test_run_on_numpy_imports_neither_torch_nor_jax():
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert ran.stdout == "[]\n", ran.stderr

@@ -1,4 +1,4 @@
-"""`ActivationStore`: what goes in comes out, and the accounts are true whatever happens."""
+"""`ActivationStore`: values, eviction, statistics, threads and the disk tier."""
 
 import collections
 import errno
@@ -24,7 +24,7 @@ def array(nbytes, fill=0):
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
-    """The store beside an ordered dict that does the same in the most obvious way."""
+    """Compare the store with a simple model: an ordered dict."""
 
     @initialize(
         budget=st.one_of(st.none(), st.integers(1, 60)),
@@ -44,20 +44,20 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return sum(e[0] for e in model.values()) > self.budget or len(model) > self.slots
 
     def after_put(self, key, entry):
-        """The model with the entry, and who was evicted; None if it cannot be."""
+        """Return the model with the entry, and the evicted keys. Return (None, None) if it does not fit."""
         model = self.model.copy()
         model.pop(key, None)
-        gone = []
+        evicted = []
         rank = {"oldest": lambda k: 0, "cheapest": lambda k: model[k][2], "largest": lambda k: -model[k][0]}
         while self.over({**model, key: entry}):
-            movable = [k for k in model if not model[k][3]]
-            if self.evict == "error" or not movable:
+            evictable = [k for k in model if not model[k][3]]
+            if self.evict == "error" or not evictable:
                 return None, None
-            victim = min(movable, key=rank[self.evict])  # min takes the first of equals: the oldest
-            gone.append(victim)
+            victim = min(evictable, key=rank[self.evict])  # min takes the first of equals: the oldest
+            evicted.append(victim)
             del model[victim]
         model[key] = entry
-        return model, gone
+        return model, evicted
 
     keys = st.integers(0, 6)
 
@@ -70,15 +70,15 @@ class StoreAgainstModel(RuleBasedStateMachine):
     )
     def put(self, key, size, fill, cost, pin):
         pinned = pin and size < 10
-        model, gone = self.after_put(key, (size, fill, cost, pinned))
+        model, evicted = self.after_put(key, (size, fill, cost, pinned))
         if model is None:
             with pytest.raises(BudgetError):
                 self.store.put(key, array(size, fill), cost, pinned=pinned)
         else:
-            assert list(self.store.put(key, array(size, fill), cost, pinned=pinned)) == gone
+            assert list(self.store.put(key, array(size, fill), cost, pinned=pinned)) == evicted
             self.model = model
             self.puts += 1
-            self.evictions += len(gone)
+            self.evictions += len(evicted)
 
     @rule(key=keys, take=st.booleans())
     def read(self, key, take):
@@ -109,7 +109,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.model.clear()
 
     @invariant()
-    def accounts_are_true(self):
+    def statistics_match_the_model(self):
         if not hasattr(self, "store"):
             return
         nbytes = sum(entry[0] for entry in self.model.values())
@@ -125,8 +125,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             assert (entry.nbytes, entry.cost, entry.pinned) == (size, cost, pinned)
         if self.store._scratch is not None:
             scratch = self.store._scratch
-            held = scratch.file_bytes - sum(hole.length for hole in scratch._holes)
-            assert held == nbytes
+            assert scratch.file_bytes - scratch.free_bytes == nbytes
             assert os.fstat(scratch._file.fileno()).st_size == scratch.file_bytes
 
     def teardown(self):
@@ -147,7 +146,7 @@ def test_values_are_copied_in_and_out():
     assert store.get("x")["u"].tolist() == [0, 0, 0]
 
 
-def test_take_gives_the_bytes_back_without_a_copy():
+def test_take_removes_the_entry_without_a_copy():
     store = ActivationStore()
     store.put("x", np.zeros(2**20))
     tracemalloc.start()
@@ -159,7 +158,7 @@ def test_take_gives_the_bytes_back_without_a_copy():
     assert "x" not in store
 
 
-def test_replacing_a_key_counts_once():
+def test_replacing_a_key_counts_its_bytes_once():
     store = ActivationStore(budget=100)
     for _ in range(5):
         assert store.put("a", array(60)) == ()
@@ -167,7 +166,7 @@ def test_replacing_a_key_counts_once():
     assert store.stats().evictions == 0
 
 
-def test_several_are_evicted_when_one_is_not_enough():
+def test_several_entries_are_evicted_if_one_is_not_enough():
     store = ActivationStore(budget=100, evict="oldest")
     for key in "abcd":
         store.put(key, array(25))
@@ -176,9 +175,9 @@ def test_several_are_evicted_when_one_is_not_enough():
     assert store.bytes_stored == 85
 
 
-def test_cheapest_and_largest():
+def test_evict_cheapest_and_largest():
     cheap = ActivationStore(slots=2, evict="cheapest")
-    cheap.put("dear", array(1), cost=9)
+    cheap.put("expensive", array(1), cost=9)
     cheap.put("cheap", array(1), cost=0.5)
     assert cheap.put("new", array(1), cost=3) == ("cheap",)
     large = ActivationStore(budget=100, evict="largest")
@@ -187,14 +186,14 @@ def test_cheapest_and_largest():
     assert large.put("new", array(50)) == ("large",)
 
 
-def test_too_large_an_entry_is_refused_and_nothing_is_lost():
+def test_entry_larger_than_the_budget_raises_without_evictions():
     store = ActivationStore(budget="1 KiB")
     store.put("a", array(500, 1))
     store.put("b", array(500, 2))
     with pytest.raises(BudgetError) as caught:
         store.put("a", array(2000))
     assert str(caught.value) == (
-        "'a' takes 1.95 KiB, more than the whole budget of 1.00 KiB: it was not stored and nothing was evicted. "
+        "'a' needs 1.95 KiB, more than the whole budget of 1.00 KiB. It was not stored and nothing was evicted. "
         "Raise budget=, or store narrower with precision="
     )
     assert (caught.value.budget_bytes, caught.value.smallest_bytes) == (1024, 2000)
@@ -204,20 +203,20 @@ def test_too_large_an_entry_is_refused_and_nothing_is_lost():
     assert store.stats().evictions == 0
 
 
-def test_error_rule_and_pins_say_why():
+def test_error_names_the_reason_for_no_eviction():
     strict = ActivationStore(slots=1, evict="error")
     strict.put(0, array(1))
-    with pytest.raises(BudgetError, match="but 1 of 1 slots are taken, and evict='error' lets nothing go"):
+    with pytest.raises(BudgetError, match="but 1 of 1 slots are in use, and evict='error' forbids evictions"):
         strict.put(1, array(1))
     pinned = ActivationStore(budget=10)
     pinned.put(0, array(8), pinned=True)
-    with pytest.raises(BudgetError, match="8 B of 10 B are in use, and what is left is pinned") as caught:
+    with pytest.raises(BudgetError, match="8 B of 10 B are in use, and pinned entries cannot be evicted") as caught:
         pinned.put(1, array(5))
     assert caught.value.smallest_bytes == 13
     assert pinned.put(1, array(2)) == ()
 
 
-def test_stats_are_a_frozen_record_with_utilisation():
+def test_stats_are_frozen_and_give_the_utilisation():
     store = ActivationStore(budget=200, precision="float16")
     store.put("a", np.zeros(25, dtype="float32"))
     store.get("a")
@@ -244,7 +243,7 @@ def test_entry_metadata_and_repr():
     assert repr(store) == "<ActivationStore: 1 entries, 20 B of 1.00 KiB in memory>"
 
 
-def test_missing_says_what_is_there():
+def test_error_for_missing_key_lists_stored_keys():
     store = ActivationStore(slots=1)
     store.put("a", array(1))
     store.put("b", array(1))
@@ -257,21 +256,21 @@ def test_missing_says_what_is_there():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"slots": 0}, "slots is the most entries to hold, an int ≥ 1, not 0"),
-        ({"slots": True}, "slots is the most entries"),
+        ({"slots": 0}, "slots is the maximum number of entries, an int ≥ 1, not 0"),
+        ({"slots": True}, "slots is the maximum number of entries"),
         ({"evict": "newest"}, "evict is one of 'oldest', 'cheapest', 'largest', 'error', not 'newest'"),
         ({"tier": "tape"}, "tier is 'memory' or 'disk', not 'tape'"),
-        ({"directory": "."}, "directory= is for tier='disk'"),
+        ({"directory": "."}, "directory= needs tier='disk'"),
         ({"tier": "disk", "directory": "/nowhere/at/all"}, "cannot write in '/nowhere/at/all'"),
         ({"budget": 0.5}, "a size is an int in bytes or a string"),
     ],
 )
-def test_options_that_cannot_be_meant(options, message):
+def test_invalid_options(options, message):
     with pytest.raises(ArgumentError, match=message):
         ActivationStore(**options)
 
 
-def test_a_cost_must_be_finite():
+def test_cost_must_be_finite():
     with pytest.raises(ArgumentError, match="cost of 0 must be a finite number, not nan"):
         ActivationStore().put(0, array(1), cost=float("nan"))
 
@@ -313,7 +312,7 @@ def test_threads(tier):
     assert stats.hits + stats.misses == stats.stored == 8 * 150
 
 
-def test_the_disk_tier_holds_no_memory(tmp_path):
+def test_disk_tier_holds_no_memory(tmp_path):
     x = np.random.default_rng(0).standard_normal(2**20)
     with ActivationStore(tier="disk", directory=tmp_path) as store:
         tracemalloc.start()
@@ -325,17 +324,17 @@ def test_the_disk_tier_holds_no_memory(tmp_path):
         assert np.array_equal(store.get(3), x)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="files without names are a POSIX idea")
-def test_the_scratch_file_is_private_and_has_no_name(tmp_path):
+@pytest.mark.skipif(os.name != "posix", reason="only POSIX has unnamed files")
+def test_scratch_file_is_private_and_has_no_name(tmp_path):
     store = ActivationStore(tier="disk", directory=tmp_path)
     store.put(0, array(100))
     assert list(tmp_path.iterdir()) == []
-    facts = os.fstat(store._scratch._file.fileno())
-    assert stat.S_IMODE(facts.st_mode) == 0o600
-    assert facts.st_nlink == 0
+    status = os.fstat(store._scratch._file.fileno())
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert status.st_nlink == 0
 
 
-def test_the_scratch_file_goes_with_its_store():
+def test_scratch_file_is_closed_when_the_store_is_deleted():
     store = ActivationStore(tier="disk")
     file = store._scratch._file
     del store
@@ -343,7 +342,7 @@ def test_the_scratch_file_goes_with_its_store():
     assert file.closed
 
 
-def test_a_killed_process_leaves_no_file(tmp_path):
+def test_killed_process_leaves_no_file(tmp_path):
     code = (
         "import os, signal, numpy as np\nfrom lowtide.chain import ActivationStore\n"
         f"s = ActivationStore(tier='disk', directory={str(tmp_path)!r}); s.put(0, np.zeros(1000))\n"
@@ -353,7 +352,7 @@ def test_a_killed_process_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_disk_store_says_so():
+def test_closed_disk_store_raises():
     store = ActivationStore(tier="disk")
     store.put(0, array(10))
     store.close()
@@ -362,12 +361,12 @@ def test_a_closed_disk_store_says_so():
         store.put(1, array(10))
 
 
-def test_space_on_disk_is_used_again():
+def test_freed_disk_space_is_reused():
     with ActivationStore(tier="disk") as store:
         for key, size in enumerate([100, 200, 300, 400]):
             store.put(key, array(size, key))
         store.remove(1)
-        store.remove(2)  # one hole of 500 now
+        store.remove(2)  # frees 500 adjacent bytes
         store.put("x", array(450, 9))
         assert store._scratch.file_bytes == 1000
         assert [int(store.get(key)[0]) for key in (0, 3, "x")] == [0, 3, 9]
@@ -375,8 +374,8 @@ def test_space_on_disk_is_used_again():
         assert store._scratch.file_bytes == 0
 
 
-def test_a_full_disk_loses_nothing(tmp_path):
-    """A real limit of the operating system on the size of a file."""
+def test_full_disk_leaves_stored_data_intact(tmp_path):
+    """Uses the operating system's limit on the size of a file."""
     resource = pytest.importorskip("resource")
     code = f"""
 import resource, signal, numpy as np, pytest
@@ -389,7 +388,7 @@ store.put("a", np.full(60_000, 1, dtype="uint8"))
 for key in ("a", "b"):
     with pytest.raises(DiskFullError) as caught:
         store.put(key, [np.zeros(30_000, dtype="uint8"), np.full(20_000, 2, dtype="uint8")])
-assert "nothing that was stored is lost" in str(caught.value), caught.value
+assert "Stored data is intact" in str(caught.value), caught.value
 assert store.keys() == ("a",) and store.bytes_stored == 60_000 and store._scratch.file_bytes == 60_000
 assert (store.get("a") == 1).all()
 store.put("c", np.full(40_000, 3, dtype="uint8"))
@@ -401,13 +400,13 @@ print("intact")
     assert ran.stdout == "intact\n", ran.stderr
 
 
-def test_disk_full_is_both_ours_and_the_system_s():
+def test_disk_full_error_is_a_lowtide_error_and_an_os_error():
     assert issubclass(DiskFullError, LowtideError)
     assert issubclass(DiskFullError, OSError)
     assert DiskFullError(errno.ENOSPC, "x").errno == errno.ENOSPC
 
 
-def test_no_pickle_is_involved(monkeypatch):
+def test_store_does_not_use_pickle(monkeypatch):
     import pickle
 
     def refuse(*args, **kwargs):

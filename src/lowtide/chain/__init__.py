@@ -1,4 +1,4 @@
-"""Reverse long chains of plain step functions in little memory: NumPy, torch and JAX arrays. Imports no torch."""
+"""Gradients of long chains of step functions in little memory, for NumPy, torch and JAX arrays. Imports no torch."""
 
 from __future__ import annotations
 

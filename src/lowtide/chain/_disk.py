@@ -1,9 +1,8 @@
-"""The disk tier: rows of bytes in one private, unnamed scratch file.
+"""The disk tier: raw bytes in one private scratch file.
 
-The file is made with mode 0600 and has no name from the moment it is open where the operating system allows
-that (elsewhere it is removed when it is closed), so nothing stays behind, not even after a crash. Raw bytes
-are written, never pickles. Space that is given back is used again, and a full disk raises `DiskFullError`
-with everything stored before still intact. It does not survive the process and is not meant to.
+The file has mode 0600 and no name, so the operating system deletes it when the process ends, also after a
+crash. Systems without unnamed files delete it on close. Freed space is reused. A full disk raises
+`DiskFullError` and leaves stored data intact.
 """
 
 from __future__ import annotations
@@ -21,37 +20,37 @@ from .._errors import ArgumentError, DiskFullError
 from .._units import format_bytes
 from ._arrays import Bytes
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Extent(NamedTuple):
-    """Where in the file some bytes are."""
+    """A range of bytes in the file."""
 
     start: int
     length: int
 
 
 class ScratchFile:
-    """Bytes in, bytes out. Not safe under threads: its store has the lock."""
+    """Write, read and free ranges of bytes. Not thread-safe: the store holds the lock."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = os.fspath(directory) if directory is not None else tempfile.gettempdir()
         try:
-            # Closed by `close`, at the latest when the store is collected.
+            # The finalizer below closes the file.
             self._file = tempfile.TemporaryFile(dir=self.directory, buffering=0)  # noqa: SIM115
         except OSError as error:
             raise ArgumentError(
                 f"the disk tier cannot write in {self.directory!r} ({error.strerror}): "
                 "pass directory=, a directory on a local disk"
             ) from error
-        self._holes: list[Extent] = []  # in order, none empty, none touching another
+        self._free_extents: list[Extent] = []  # sorted, not empty, not adjacent
         self._end = 0
         self.close = weakref.finalize(self, self._file.close)
 
     def write(self, data: Bytes) -> Extent:
-        """Put `data` somewhere."""
+        """Write `data` to free space and return its extent."""
         if self._file.closed:
-            raise ArgumentError("this store is closed: make a new one")
+            raise ArgumentError("this store is closed: create a new one")
         extent = self._reserve(data.nbytes)
         try:
             self._file.seek(extent.start)
@@ -60,67 +59,72 @@ class ScratchFile:
                 rest = rest[self._file.write(rest) or 0 :]
         except BaseException as error:
             self.free(extent)
-            if isinstance(error, OSError) and error.errno in _FULL:
-                raise DiskFullError(error.errno, self._full(extent.length)) from error
+            if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS:
+                raise DiskFullError(error.errno, self._disk_full_message(extent.length)) from error
             raise
         return extent
 
     def read(self, extent: Extent) -> Bytes:
-        """A new buffer with the bytes of `extent`."""
+        """Return a new buffer with the bytes of `extent`."""
         data = np.empty(extent.length, dtype=np.uint8)
         self._file.seek(extent.start)
         rest = data.data
         while rest:
             got = self._file.readinto(rest)
             if not got:
-                raise OSError(errno.EIO, f"the scratch file in {self.directory} has lost what was written")
+                raise OSError(errno.EIO, f"the scratch file in {self.directory} is shorter than the data written to it")
             rest = rest[got:]
         return data
 
     def free(self, extent: Extent) -> None:
-        """Give the space of `extent` back."""
+        """Make the space of `extent` available again."""
         if extent.length == 0:
             return
         start, stop = extent.start, extent.start + extent.length
-        apart = []
-        for hole in self._holes:
-            if hole.start + hole.length == start:
-                start = hole.start
-            elif hole.start == stop:
-                stop = hole.start + hole.length
+        separate = []
+        for other in self._free_extents:
+            if other.start + other.length == start:
+                start = other.start
+            elif other.start == stop:
+                stop = other.start + other.length
             else:
-                apart.append(hole)
+                separate.append(other)
         if stop == self._end:
             self._end = start
             self._file.truncate(start)
         else:
-            apart.append(Extent(start, stop - start))
-            apart.sort()
-        self._holes = apart
+            separate.append(Extent(start, stop - start))
+            separate.sort()
+        self._free_extents = separate
 
     @property
     def file_bytes(self) -> int:
-        """The length of the file, holes included."""
+        """The length of the file, including free extents."""
         return self._end
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the file that hold no data."""
+        return sum(extent.length for extent in self._free_extents)
+
     def _reserve(self, length: int) -> Extent:
-        """The smallest hole that fits, or the end of the file."""
-        fitting = [hole for hole in self._holes if hole.length >= length]
+        """Return the start of the smallest free extent that fits, else the end of the file."""
+        fitting = [extent for extent in self._free_extents if extent.length >= length]
         if not fitting or length == 0:
             extent = Extent(self._end, length)
             self._end += length
             return extent
-        hole = min(fitting, key=lambda h: (h.length, h.start))
-        self._holes.remove(hole)
-        if hole.length > length:
-            self._holes.append(Extent(hole.start + length, hole.length - length))
-            self._holes.sort()
-        return Extent(hole.start, length)
+        best = min(fitting, key=lambda extent: (extent.length, extent.start))
+        self._free_extents.remove(best)
+        if best.length > length:
+            self._free_extents.append(Extent(best.start + length, best.length - length))
+            self._free_extents.sort()
+        return Extent(best.start, length)
 
-    def _full(self, length: int) -> str:
+    def _disk_full_message(self, length: int) -> str:
         free = shutil.disk_usage(self.directory).free
         return (
-            f"no room for {format_bytes(length)} more in {self.directory}, where {format_bytes(self._end)} "
-            f"are held and {format_bytes(free)} are free; nothing that was stored is lost. Pass directory= on "
-            "a larger disk, fewer slots, or a narrower precision"
+            f"no space for {format_bytes(length)} more in {self.directory}: the scratch file has "
+            f"{format_bytes(self._end)} and the disk {format_bytes(free)} free. Stored data is intact. "
+            "Pass directory= on a larger disk, fewer slots, or a narrower precision"
         )

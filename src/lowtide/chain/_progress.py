@@ -1,7 +1,4 @@
-"""How far a long sweep has come: a bar on a terminal, a line now and then elsewhere.
-
-Everything goes to standard error, and nothing is printed or imported unless progress was asked for.
-"""
+"""Progress of a long sweep on standard error: a bar on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Counts forward steps; `total` may become known late. Use it as a context manager."""
+    """Context manager that counts forward steps and shows the count if `enabled`."""
 
     def __init__(self, enabled: bool, total: int | None) -> None:
         self.done = 0
@@ -40,13 +37,13 @@ class Progress:
             self._line("stopped" if exception[0] else "done")
 
     def expect(self, total: int) -> None:
-        """The number of forward steps is known now."""
+        """Set the total number of forward steps."""
         self._total = total
         if self._bar is not None:
             self._bar.update(self._task, total=total)
 
     def step(self) -> None:
-        """One forward step more."""
+        """Count one forward step."""
         self.done += 1
         if not self._enabled:
             return

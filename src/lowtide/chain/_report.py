@@ -1,4 +1,4 @@
-"""What a reverse sweep did, beside what its schedule had promised. Bytes are the executor's own accounts."""
+"""The report of `grad`: measured and predicted steps, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from .._units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class GradReport:
-    """The facts of one call of `grad`."""
+    """Counts, peaks and times of one call of `grad`."""
 
     n: int
     schedule: str
     forward_steps: int
-    """Forward steps as schedules count them: plain ones, taped ones, and one for each step reversed from a
-    state (its adjoint runs it once more inside)."""
+    """Plain steps, taped steps, and one for each step reversed from a state, because its adjoint evaluates
+    the step once more."""
     predicted_forward_steps: int
     step_calls: int
-    """How often `step` was called."""
+    """Calls of `step`."""
     peak_bytes: int
-    """The most held in memory at one time: stored states, working state, its successor, adjoints, scratch. An
-    upper bound where steps return the arrays they were given: results are counted as new."""
+    """Peak of stored states, working state, its successor, adjoints and scratch. An upper bound if steps
+    return their argument arrays, because results are counted as new arrays."""
     budget_bytes: int | None
     peak_slots: dict[str, int]
-    """The most slots in use at one time, for each tier that was used."""
+    """Peak number of slots in use, by tier."""
     peak_stored_bytes: dict[str, int]
-    """The most bytes in those slots."""
+    """Peak bytes in the slots, by tier."""
     forward_seconds: float
     adjoint_seconds: float
     io_seconds: float
-    """Copying states into slots and out of them."""
+    """Time to copy states into and out of slots."""
 
     @property
     def factor(self) -> float:
-        """`forward_steps` over n."""
+        """`forward_steps` divided by n."""
         return self.forward_steps / self.n if self.n else 0.0
 
     def __str__(self) -> str:

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """A store's accounts at one moment."""
+    """Statistics of a store at one moment."""
 
     stored: int
-    """How many puts there ever were."""
+    """Total number of puts."""
     resident: int
-    """Entries held now."""
+    """Entries in the store now."""
     bytes_stored: int
-    """What the resident entries take, as they are stored."""
+    """Bytes of the resident entries, as stored."""
     bytes_avoided: int
-    """How much more they would take, were they stored exactly."""
+    """Bytes saved by narrow precision: exact size minus stored size of the resident entries."""
     peak_bytes: int
-    """The most that `bytes_stored` ever was."""
+    """Maximum of `bytes_stored` so far."""
     budget_bytes: int | None
     slots: int | None
     utilisation: float
-    """The share of the budget in use; without a budget that of the slots; 0.0 where there is neither."""
+    """Share of the budget in use. Without a budget, share of the slots. Without both, 0.0."""
     evictions: int
     hits: int
     misses: int
@@ -31,13 +31,13 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """What is known of one entry."""
+    """Metadata of one entry."""
 
     key: Hashable
     nbytes: int
-    """Bytes that it takes as stored."""
+    """Bytes as stored."""
     exact_bytes: int
-    """Bytes that it had when it was put."""
+    """Bytes of the original value."""
     cost: float
     """Recompute cost, as given to `put`."""
     tier: str

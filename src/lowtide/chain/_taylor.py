@@ -1,9 +1,8 @@
-"""`taylor_test`: is this gradient the gradient of that function?
+"""`taylor_test`: check a gradient by a Taylor expansion along one direction.
 
-If g is the gradient of J at x, then J(x + h·d) − J(x) − h·⟨g, d⟩ falls with h²; if it is not, only with h.
-The test measures the order along one direction. It works on NumPy, torch and JAX arrays and containers of
-them, and costs one evaluation of J for each step size. An error in g shows once h is so small that the
-error outweighs the curvature of J: take small steps to find small errors, but not so small that all is rounding.
+If g is the gradient of J at x, the residual J(x + h·d) − J(x) − h·⟨g, d⟩ falls with h². Otherwise it falls
+with h. The test measures this order, with one evaluation of J for each step size h. Small errors in g need
+small steps, because the curvature of J hides them. Too small steps give only rounding noise.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ._arrays import as_numpy, flatten, library, namespace, unflatten
 
 @dataclass(frozen=True, slots=True)
 class TaylorResult:
-    """Residuals of the expansion, and the order with which they fall."""
+    """Residuals of the expansion, and the order at which they fall."""
 
     steps: tuple[float, ...]
     values: tuple[float, ...]
@@ -29,19 +28,19 @@ class TaylorResult:
     residuals: tuple[float, ...]
     """The absolute value of J(x + h·d) − J(x) − h·⟨g, d⟩."""
     orders: tuple[float, ...]
-    """log of the ratio of neighbouring residuals over that of the steps: 2 for a right gradient."""
+    """Log of the ratio of consecutive residuals, divided by that of the steps. 2 for a correct gradient."""
     rounding: float
-    """Residuals at or below this are rounding noise."""
+    """Residuals up to this value are rounding noise."""
 
     @property
     def order(self) -> float:
-        """The median order; infinite when every residual is rounding noise (J is linear along d)."""
+        """The median order. Infinite if every residual is rounding noise, as for a linear J."""
         kept = [order for order, after in zip(self.orders, self.residuals[1:], strict=True) if after > self.rounding]
         return float(np.median(kept)) if kept else math.inf
 
     @property
     def passed(self) -> bool:
-        """Whether the order is above 1.9."""
+        """True if the order is above 1.9."""
         return self.order > 1.9
 
     def __str__(self) -> str:
@@ -60,9 +59,9 @@ def taylor_test(
     steps: Sequence[float] = (1e-2, 5e-3, 2.5e-3, 1.25e-3),
     seed: int = 0,
 ) -> TaylorResult:
-    """Compare `gradient` with the behaviour of `function` around `x` along `direction` (by default random).
+    """Compare `gradient` with finite differences of `function` at `x` along `direction`, by default random.
 
-    Choose `steps`, largest first, so that the function is neither linear nor lost in rounding over them.
+    `steps` are the step sizes, largest first. Choose them so that the residuals are above rounding noise.
 
     >>> taylor_test(lambda x: float((x**3).sum()), 3 * np.ones(4) ** 2, np.ones(4)).passed
     True
@@ -72,7 +71,7 @@ def taylor_test(
     shapes = [tuple(a.shape) for a in arrays]
     if not arrays or [g.shape for g in gradients] != shapes:
         raise ArgumentError(
-            f"the gradient has arrays of shapes {[g.shape for g in gradients]}, the point {shapes}: they must agree"
+            f"the gradient has arrays of shapes {[g.shape for g in gradients]}, but x has {shapes}: they must agree"
         )
     if direction is None:
         rng = np.random.default_rng(seed)
@@ -96,9 +95,9 @@ def taylor_test(
 
 
 def _moved(array: Any, h: float, direction: Any) -> Any:
-    """`array` + h · `direction`, in its library and dtype."""
+    """Return `array` + h · `direction` in the library and dtype of `array`."""
     moved = as_numpy(array) + h * direction
-    kind = library(array)
-    if kind == "torch":
+    lib = library(array)
+    if lib == "torch":
         return array.detach().new_tensor(moved)
-    return namespace("jax").asarray(moved, dtype=array.dtype) if kind == "jax" else moved.astype(array.dtype)
+    return namespace("jax").asarray(moved, dtype=array.dtype) if lib == "jax" else moved.astype(array.dtype)

@@ -1,9 +1,9 @@
-"""`Checkpointer`: a list of layers run forward with few activations stored, and backward with the rest recomputed.
+"""`Checkpointer`: run a list of layers forward with few stored activations, and backward with recomputation.
 
-The rule says which layer outputs are stored; the input always is. Backward goes from stored activation to
-stored activation: what lies between two of them is recomputed once, used, and released layer by layer, so at
-most one segment is alive beside the store. Layers must give the same output for the same input; randomness
-is theirs to reproduce. Parameter gradients are the business of the function that reverses a layer.
+The rule selects the layer outputs to store; the input is always stored. Backward recomputes one segment at a
+time, from one stored activation to the next, and releases it layer by layer. At most one segment is live
+beside the store. Layers must return the same output for the same input, so random layers must fix their
+seed. The backward function of a layer computes its parameter gradients.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BackwardFn: TypeAlias = Callable[[Any, Any, Any], Any]
 Costs: TypeAlias = Sequence[float] | Callable[[Any], float]
 
 INPUT = "input"
-"""The key of the chain's input in the store; the output of layer i has the key i."""
+"""The store key of the input of the chain. The output of layer i has the key i."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointerStats:
-    """What the last forward stored, and what was run since."""
+    """Statistics of the last forward and of the recomputation since."""
 
     layers: int
     stored: tuple[int, ...]
@@ -38,26 +38,26 @@ class CheckpointerStats:
     forward_calls: int
     """Layers run by `forward`."""
     recomputed_calls: int
-    """Layers run again by `recompute` and `backward`."""
+    """Layers run by `recompute` and `backward`."""
     bytes_stored: int
     bytes_avoided: int
-    """Bytes of layer outputs that the rule (or the budget) did not store in the last forward, plus what a
-    narrower precision avoids for those it did."""
+    """Bytes of layer outputs that the last forward did not store, plus the bytes that narrow precision saves on
+    the stored ones."""
     peak_bytes: int
-    """The most activations held at one time, in the store and in the segment being reversed."""
+    """Peak bytes of activations in the store and in the current segment of backward."""
 
 
 class Checkpointer:
     """Forward with checkpoints by `rule`, backward with recomputation.
 
-    `rule` is any policy of `lowtide.policies`, or a callable from `OpInfo` to `Decision`: `KeepAll()`,
-    `KeepNone()`, `EveryN(n)`, `Selective(threshold)`, `Segments(ranges)`. Costs are those in `costs` (one
-    number a layer, or a function of the layer), else the microseconds each layer took. With `enabled = False`
-    everything is stored and nothing recomputed, whatever the rule.
+    `rule` is a policy of `lowtide.policies`, such as `EveryN(n)` or `Selective(threshold)`, or a callable from
+    `OpInfo` to `Decision`. `costs` is one number per layer, or a function of the layer; the default is the
+    measured microseconds of each layer. With `enabled = False`, every output is stored and no layer is
+    recomputed.
 
-    `layers` is a sequence, or a mapping whose keys name the layers; `forward_fn(layer, x)` runs one, by
-    default `layer(x)`; `backward_fn(layer, x, grad)` returns the gradient for its input x. Torch tensors are
-    detached between layers. A store serves one checkpointer at a time.
+    `layers` is a sequence, or a mapping from names to layers. `forward_fn(layer, x)` runs one layer, by default
+    `layer(x)`. `backward_fn(layer, x, grad)` returns the gradient of the layer's input x. Torch tensors are
+    detached between layers. Use a store for one checkpointer at a time.
     """
 
     def __init__(
@@ -72,15 +72,14 @@ class Checkpointer:
         self.store = ActivationStore() if store is None else store
         self.costs = costs
         self.enabled = enabled
-        self._mine: list[Hashable] = []
-        # Of the input and of every output, as the last forward saw them.
-        self._shapes: list[str] | None = None
-        self._output: Any = None  # the shapes of the last output's arrays
+        self._keys: list[Hashable] = []
+        self._descriptions: list[str] | None = None  # dtypes and shapes of the input and of every output
+        self._output_shapes: Any = None
         self._forward_calls = self._recomputed_calls = 0
         self._skipped_bytes = self._peak_bytes = 0
 
     def forward(self, x: Any, layers: Layers, forward_fn: ForwardFn | None = None) -> Any:
-        """Run the layers on `x`, store what the rule keeps, and return the last output."""
+        """Run the layers on `x`, store the outputs that the rule keeps, and return the last output."""
         named, run = _named(layers), forward_fn or _call
         if self.costs is not None and not callable(self.costs) and len(self.costs) != len(named):
             raise ArgumentError(f"costs has {len(self.costs)} numbers for {len(named)} layers")
@@ -93,9 +92,9 @@ class Checkpointer:
 
     def _forward(self, x: Any, named: list[tuple[str, Any]], run: ForwardFn, rule: Policy) -> Any:
         self.store.put(INPUT, x, pinned=True)
-        self._mine.append(INPUT)
-        shapes = [describe(x)]
-        since_us = 0.0
+        self._keys.append(INPUT)
+        descriptions = [describe(x)]
+        recompute_us = 0.0
         for i, (name, layer) in enumerate(named):
             started = time.perf_counter()
             x = detach(_run(run, name, i, layer, x))
@@ -106,16 +105,16 @@ class Checkpointer:
             size = nbytes(x)
             op = OpInfo(index=i, name=name, layer=i, output_bytes=size, cost_us=own_us, func=layer)
             own_us = rule.own_cost_us(op, own_us)
-            since_us += own_us
-            op = op._replace(cost_us=own_us, recompute_us=since_us)
+            recompute_us += own_us
+            op = op._replace(cost_us=own_us, recompute_us=recompute_us)
             keep = rule.decide(op) is Decision.KEEP or (i + 1 < len(named) and rule.keeps_input_of(i + 1))
-            if keep and self._put(i, x, since_us):
-                since_us = 0.0
+            if keep and self._put(i, x, recompute_us):
+                recompute_us = 0.0
             else:
                 self._skipped_bytes += size
-            shapes.append(describe(x))
+            descriptions.append(describe(x))
             self._peak_bytes = max(self._peak_bytes, self.store.bytes_stored)
-        self._shapes, self._output = shapes, _shapes_of(x)
+        self._descriptions, self._output_shapes = descriptions, _shapes_of(x)
         return x
 
     def _put(self, i: int, x: Any, cost: float) -> bool:
@@ -124,18 +123,18 @@ class Checkpointer:
         except BudgetError:
             if self.store.evict == "error":
                 raise
-            return False  # it can be recomputed, like an evicted value
-        self._mine.append(i)
+            return False  # backward recomputes this output, like an evicted one
+        self._keys.append(i)
         return True
 
     def recompute(self, layer: int | str, layers: Layers, forward_fn: ForwardFn | None = None) -> Any:
-        """The output of `layer`: the stored one, or recomputed from the nearest stored one before it."""
-        named, run = self._known(layers), forward_fn or _call
+        """Return the output of `layer`, recomputed from the nearest stored activation before it if necessary."""
+        named, run = self._same_layers(layers), forward_fn or _call
         index = _index(layer, named)
-        start = self._nearest(index + 1)
+        start = self._nearest_stored(index + 1)
         x = self.store.get(_key(start))
         for i in range(start, index + 1):
-            x = self._again(run, i, named, x)
+            x = self._recompute_layer(run, i, named, x)
         return x
 
     def backward(
@@ -147,23 +146,23 @@ class Checkpointer:
         *,
         retain: bool = False,
     ) -> Any:
-        """The gradient for the input of the chain, given `grad` for its output.
+        """Return the gradient of the chain's input, given the gradient `grad` of its output.
 
-        Stored activations are released as they are passed, unless `retain` keeps them for another backward.
+        Each stored activation is released after its segment, unless `retain` keeps it for another backward.
         """
-        named, run = self._known(layers), forward_fn or _call
-        _check_gradient(grad, self._output, f"the output of the chain is {self._known_shapes()[-1]}")
+        named, run = self._same_layers(layers), forward_fn or _call
+        _check_gradient(grad, self._output_shapes, f"the output of the chain is {self._forward_descriptions()[-1]}")
         stop = len(named)
         if not retain and stop - 1 in self.store:
-            self.store.remove(stop - 1)  # no layer has the last output as its input
+            self.store.remove(stop - 1)  # the last output is the input of no layer
         while stop > 0:
-            start = self._nearest(stop - 1)
+            start = self._nearest_stored(stop - 1)
             live = [self.store.get(_key(start)) if retain else self.store.take(_key(start))]
             live_bytes = nbytes(live[0])
             x = copy(live[0]) if stop - start > 1 else None
             for i in range(start, stop - 1):
-                # Copies: a layer may write into its input, or into a buffer that it gave out.
-                x = self._again(run, i, named, x)
+                # Copy: a layer may write into its input, or reuse its output buffer.
+                x = self._recompute_layer(run, i, named, x)
                 live.append(copy(x))
                 live_bytes += nbytes(x)
             del x
@@ -171,31 +170,31 @@ class Checkpointer:
             for i in range(stop - 1, start - 1, -1):
                 name, layer = named[i]
                 x = live.pop()
-                shapes, seen = _shapes_of(x), describe(x)
+                shapes, description = _shapes_of(x), describe(x)
                 try:
                     grad = backward_fn(layer, x, grad)
                 except Exception as error:
                     add_note(error, f"in the backward of layer {i} ({name})")
                     raise
                 del x
-                _check_gradient(grad, shapes, f"the input of layer {i} ({name}) is {seen}")
+                _check_gradient(grad, shapes, f"the input of layer {i} ({name}) is {description}")
             stop = start
         return grad
 
     def clear(self) -> None:
-        """Forget the last forward and what it stored."""
-        for key in self._resident():
+        """Remove the activations of the last forward and reset the statistics."""
+        for key in self._resident_keys():
             self.store.remove(key)
-        self._mine.clear()
-        self._shapes = self._output = None
+        self._keys.clear()
+        self._descriptions = self._output_shapes = None
         self._forward_calls = self._recomputed_calls = 0
         self._skipped_bytes = self._peak_bytes = 0
 
     def stats(self) -> CheckpointerStats:
-        """What the last forward stored, and what was run since."""
+        """Return the statistics of the last forward and of the recomputation since."""
         return CheckpointerStats(
-            layers=len(self._shapes) - 1 if self._shapes else 0,
-            stored=tuple(key for key in self._resident() if isinstance(key, int)),
+            layers=len(self._descriptions) - 1 if self._descriptions else 0,
+            stored=tuple(key for key in self._resident_keys() if isinstance(key, int)),
             forward_calls=self._forward_calls,
             recomputed_calls=self._recomputed_calls,
             bytes_stored=self.store.bytes_stored,
@@ -203,41 +202,42 @@ class Checkpointer:
             peak_bytes=self._peak_bytes,
         )
 
-    def _resident(self) -> list[Hashable]:
-        """What this checkpointer put into the store and is still there."""
-        return [key for key in self._mine if key in self.store]
+    def _resident_keys(self) -> list[Hashable]:
+        """Return the keys of this checkpointer that were not evicted or removed."""
+        return [key for key in self._keys if key in self.store]
 
-    def _known_shapes(self) -> list[str]:
-        if self._shapes is None:
+    def _forward_descriptions(self) -> list[str]:
+        if self._descriptions is None:
             raise MissingCheckpointError("nothing is stored yet: run forward(x, layers, forward_fn) first")
-        return self._shapes
+        return self._descriptions
 
-    def _known(self, layers: Layers) -> list[tuple[str, Any]]:
+    def _same_layers(self, layers: Layers) -> list[tuple[str, Any]]:
+        """Return the named layers. Raise `ArgumentError` if forward ran a different number of layers."""
         named = _named(layers)
-        ran = len(self._known_shapes()) - 1
-        if len(named) != ran:
-            raise ArgumentError(f"forward ran {ran} layers, but {len(named)} were given now: pass the same ones")
+        forward_count = len(self._forward_descriptions()) - 1
+        if len(named) != forward_count:
+            raise ArgumentError(f"forward ran {forward_count} layers, but {len(named)} were passed: pass the same ones")
         return named
 
-    def _nearest(self, boundary: int) -> int:
-        """The last boundary at or before this one that is stored. Boundary i is the input of layer i."""
+    def _nearest_stored(self, boundary: int) -> int:
+        """Return the last stored boundary up to this one. Boundary i is the input of layer i."""
         for i in range(boundary, -1, -1):
             if _key(i) in self.store:
                 return i
         raise MissingCheckpointError(
-            f"the input of layer {boundary} is not stored, nor is anything before it, not even the chain's "
-            "input: backward releases activations as it passes them, so run forward again, or pass retain=True"
+            f"neither the input of layer {boundary} nor an earlier activation is stored: backward releases "
+            "activations after use. Run forward again, or pass retain=True to the first backward"
         )
 
-    def _again(self, run: ForwardFn, i: int, named: list[tuple[str, Any]], x: Any) -> Any:
+    def _recompute_layer(self, run: ForwardFn, i: int, named: list[tuple[str, Any]], x: Any) -> Any:
         name, layer = named[i]
         x = detach(_run(run, name, i, layer, x))
         self._recomputed_calls += 1
-        first, now = self._known_shapes()[i + 1], describe(x)
-        if first != now:
+        expected, actual = self._forward_descriptions()[i + 1], describe(x)
+        if expected != actual:
             raise ReplayMismatchError(
-                f"layer {i} ({name}) gave {first} in forward and {now} when it was run again: "
-                "a layer must give the same output for the same input"
+                f"layer {i} ({name}) returned {expected} in forward and {actual} in recomputation: "
+                "a layer must return the same output for the same input"
             )
         return x
 
@@ -284,10 +284,10 @@ def _shapes_of(value: Any) -> list[tuple[int, ...]]:
     return [tuple(array.shape) for array in flatten(value)[0]]
 
 
-def _check_gradient(grad: Any, shapes: list[tuple[int, ...]], what: str) -> None:
-    """A gradient has the shapes of the value it belongs to; None stands for no gradient."""
+def _check_gradient(grad: Any, shapes: list[tuple[int, ...]], expected: str) -> None:
+    """Raise `ArgumentError`, which starts with `expected`, if `grad` has other shapes. None is no gradient."""
     if grad is None:
         return
-    got = _shapes_of(grad)
-    if got and got != shapes:
-        raise ArgumentError(f"{what}, but the gradient given for it is {describe(grad)}")
+    grad_shapes = _shapes_of(grad)
+    if grad_shapes and grad_shapes != shapes:
+        raise ArgumentError(f"{expected}, but its gradient is {describe(grad)}")

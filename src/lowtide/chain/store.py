@@ -1,9 +1,8 @@
-"""`ActivationStore`: activations by key, within a number of bytes or of entries.
+"""`ActivationStore`: activations by key, within a number of bytes or entries.
 
-Its accounts are exact: `bytes_stored` is the sum of what the resident entries take, after every replacing,
-taking and evicting, also under threads. What is stored and what is given back are copies, so a step that
-writes into its arguments cannot reach inside. It says nothing about what is worth storing: that is the
-business of a `Checkpointer` or a schedule.
+`bytes_stored` is always the exact sum over the resident entries, also with several threads. Values are
+copied in and out, so a caller that writes into its arrays does not change the store. The caller, such as a
+`Checkpointer` or a schedule, decides which values to store.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from typing import Any, Literal, TypeAlias
 from .._errors import ArgumentError, BudgetError, MissingCheckpointError
 from .._units import format_bytes, parse_bytes
 from ._arrays import (
-    Blueprint,
+    ArrayLayout,
     array_bytes,
     copy_array,
+    flat_from_bytes,
+    flat_to_bytes,
     flatten,
-    lay_out,
-    row_bytes,
-    row_from_bytes,
-    stand_up,
+    from_flat,
+    to_flat,
     unflatten,
 )
 from ._disk import Extent, ScratchFile
-from ._precision import Packed, check_precision, pack, unpack
+from ._precision import Compressed, check_precision, compress, decompress
 from ._store_stats import StoredEntry, StoreStats
 
 Evict: TypeAlias = Literal["oldest", "cheapest", "largest", "error"]
@@ -43,28 +42,28 @@ _TIERS = ("memory", "disk")
 
 @dataclass(frozen=True, slots=True)
 class _OnDisk:
-    """An array that waits in the scratch file."""
+    """An array in the scratch file."""
 
     extent: Extent
-    plan: Blueprint
+    layout: ArrayLayout
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _StoredValue:
     skeleton: Any
-    leaves: list[Any]  # arrays, Packed, or _OnDisk
+    leaves: list[Any]  # arrays, Compressed, or _OnDisk
     entry: StoredEntry
 
 
 class ActivationStore:
     """Activations (arrays or nested containers of arrays) by key.
 
-    `budget` (`"512 MiB"` or an int) and `slots` limit what is resident; when there is no room, entries are
-    evicted by the rule `evict`: the `"oldest"`, the `"cheapest"` (by the cost given to `put`; of equals the
-    oldest), the `"largest"`, or none, with a `BudgetError` (`"error"`). `precision` stores floats narrower
-    (`"float16"`, `"bfloat16"`, `"int8"` by block, see the guide for the error bounds) and gives them back in
-    the dtype they had. `tier="disk"` holds the bytes in a private scratch file in `directory` (by default the
-    system's directory for temporary files, which on some systems is memory).
+    `budget` (`"512 MiB"` or an int) limits the resident bytes, `slots` the resident entries. If a new entry
+    does not fit, `evict` selects the entries to remove: the `"oldest"`, the `"cheapest"` (by the cost given to
+    `put`; of equals the oldest) or the `"largest"`. `evict="error"` raises `BudgetError` instead.
+    `precision` stores floats as `"float16"`, `"bfloat16"` or `"int8"` by block and returns them in their
+    original dtype; the guide has the error bounds. `tier="disk"` stores the bytes in a private scratch file in
+    `directory`, by default the system's directory for temporary files, which on some systems is in memory.
 
     >>> import numpy as np
     >>> store = ActivationStore(budget="1 KiB", evict="oldest")
@@ -83,13 +82,13 @@ class ActivationStore:
         directory: str | os.PathLike[str] | None = None,
     ) -> None:
         if slots is not None and (not isinstance(slots, int) or isinstance(slots, bool) or slots < 1):
-            raise ArgumentError(f"slots is the most entries to hold, an int ≥ 1, not {slots!r}")
+            raise ArgumentError(f"slots is the maximum number of entries, an int ≥ 1, not {slots!r}")
         if evict not in _EVICT:
             raise ArgumentError(f"evict is one of {', '.join(map(repr, _EVICT))}, not {evict!r}")
         if tier not in _TIERS:
             raise ArgumentError(f"tier is 'memory' or 'disk', not {tier!r}")
         if directory is not None and tier != "disk":
-            raise ArgumentError("directory= is for tier='disk'")
+            raise ArgumentError("directory= needs tier='disk'")
         self.budget_bytes = None if budget is None else parse_bytes(budget)
         self.slots = slots
         self.evict = evict
@@ -97,117 +96,117 @@ class ActivationStore:
         self.tier = tier
         self._scratch = ScratchFile(directory) if tier == "disk" else None
         self._lock = threading.RLock()
-        self._held: dict[Hashable, _Held] = {}  # oldest first
-        self._bytes = self._avoided = self._peak = 0
-        self._stored = self._evictions = self._hits = self._misses = 0
+        self._values: dict[Hashable, _StoredValue] = {}  # oldest first
+        self._bytes = self._avoided_bytes = self._peak_bytes = 0
+        self._puts = self._evictions = self._hits = self._misses = 0
 
-    # Storing
+    # Writing
 
     def put(self, key: Hashable, value: Any, cost: float = 1.0, *, pinned: bool = False) -> tuple[Hashable, ...]:
-        """Store a copy of `value` under `key`, and return the keys that were evicted for it.
+        """Store a copy of `value` under `key`, and return the evicted keys.
 
-        An older value of that key is replaced; it is released only when the new one is safely stored, so for a
-        moment both exist. A `pinned` entry counts like any other but is never evicted. When the entry cannot
-        fit whatever is evicted, `BudgetError` is raised and nothing has changed.
+        A previous value of `key` is released after the new one is stored, so both exist for a moment. A `pinned`
+        entry is never evicted. Raises `BudgetError`, without changing the store, if evictions cannot free
+        enough space.
         """
         if not math.isfinite(cost):
             raise ArgumentError(f"the cost of {key!r} must be a finite number, not {cost!r}")
         arrays, skeleton = flatten(value)
-        exact = sum(map(array_bytes, arrays))
+        exact_bytes = sum(map(array_bytes, arrays))
         with self._lock:
-            leaves = self._narrowed(arrays)
+            leaves = self._compressed(arrays)
             size = sum(map(_leaf_bytes, leaves))
-            victims = self._victims(key, size)
+            victims = self._select_victims(key, size)
             if self._scratch is None:
-                # Room first: a copy beside its victims would exceed the budget.
+                # Evict before copying: the copy beside its victims would exceed the budget.
                 self._evict(victims)
-                leaves = [leaf if isinstance(leaf, Packed) else copy_array(leaf) for leaf in leaves]
+                leaves = [leaf if isinstance(leaf, Compressed) else copy_array(leaf) for leaf in leaves]
             else:
-                # Writing first: it can fail, and then nothing may be lost.
-                leaves = self._spill(leaves)
+                # Write before evicting: a failed write must not lose entries.
+                leaves = self._write_to_disk(leaves)
                 self._evict(victims)
-            self._drop(key)
-            entry = StoredEntry(key, size, exact, float(cost), self.tier, pinned, time.time())
-            self._held[key] = _Held(skeleton, leaves, entry)
+            self._remove(key)
+            entry = StoredEntry(key, size, exact_bytes, float(cost), self.tier, pinned, time.time())
+            self._values[key] = _StoredValue(skeleton, leaves, entry)
             self._bytes += size
-            self._avoided += exact - size
-            self._peak = max(self._peak, self._bytes)
-            self._stored += 1
+            self._avoided_bytes += exact_bytes - size
+            self._peak_bytes = max(self._peak_bytes, self._bytes)
+            self._puts += 1
         return tuple(victims)
 
     def measure(self, value: Any) -> int:
-        """How many bytes `value` would take in this store."""
-        return sum(map(_leaf_bytes, self._narrowed(flatten(value)[0])))
+        """Return the bytes that `value` would take in this store."""
+        return sum(map(_leaf_bytes, self._compressed(flatten(value)[0])))
 
-    def _narrowed(self, arrays: list[Any]) -> list[Any]:
+    def _compressed(self, arrays: list[Any]) -> list[Any]:
         if self.precision == "exact":
             return arrays
-        return [packed if (packed := pack(leaf, self.precision)) is not None else leaf for leaf in arrays]
+        return [compressed if (compressed := compress(leaf, self.precision)) is not None else leaf for leaf in arrays]
 
-    def _victims(self, key: Hashable, size: int) -> list[Hashable]:
-        """The keys to evict so that `size` bytes under `key` fit."""
-        old = self._held.get(key)
-        free = math.inf
+    def _select_victims(self, key: Hashable, size: int) -> list[Hashable]:
+        """Return the keys to evict so that `size` bytes under `key` fit."""
+        old = self._values.get(key)
+        free_bytes = math.inf
         if self.budget_bytes is not None:
-            free = self.budget_bytes - self._bytes + (old.entry.nbytes if old else 0)
-        places = math.inf if self.slots is None else self.slots - len(self._held) + (old is not None)
-        if size <= free and places >= 1:
+            free_bytes = self.budget_bytes - self._bytes + (old.entry.nbytes if old else 0)
+        free_slots = math.inf if self.slots is None else self.slots - len(self._values) + (old is not None)
+        if size <= free_bytes and free_slots >= 1:
             return []
-        others = {name: held.entry for name, held in self._held.items() if name != key}
-        movable = [entry for entry in others.values() if not entry.pinned and self.evict != "error"]
-        if size > free + sum(entry.nbytes for entry in movable) or places + len(movable) < 1:
+        others = [value.entry for name, value in self._values.items() if name != key]
+        evictable = [entry for entry in others if not entry.pinned and self.evict != "error"]
+        evictable_bytes = sum(entry.nbytes for entry in evictable)
+        if size > free_bytes + evictable_bytes or free_slots + len(evictable) < 1:
+            used_bytes = sum(entry.nbytes for entry in others)
             raise BudgetError(
-                self._no_room(key, size, others),
+                self._does_not_fit_message(key, size, used_bytes, len(others)),
                 budget_bytes=self.budget_bytes or 0,
-                smallest_bytes=None if self.budget_bytes is None else self._least(size, others),
+                smallest_bytes=None if self.budget_bytes is None else size + used_bytes - evictable_bytes,
             )
         if self.evict == "cheapest":
-            movable.sort(key=lambda entry: entry.cost)
+            evictable.sort(key=lambda entry: entry.cost)
         elif self.evict == "largest":
-            movable.sort(key=lambda entry: -entry.nbytes)
+            evictable.sort(key=lambda entry: -entry.nbytes)
         victims = []
-        for entry in movable:
-            if size <= free and places >= 1:
+        for entry in evictable:
+            if size <= free_bytes and free_slots >= 1:
                 break
             victims.append(entry.key)
-            free += entry.nbytes
-            places += 1
+            free_bytes += entry.nbytes
+            free_slots += 1
         return victims
 
-    def _least(self, size: int, others: dict[Hashable, StoredEntry]) -> int:
-        stay = [entry for entry in others.values() if entry.pinned or self.evict == "error"]
-        return size + sum(entry.nbytes for entry in stay)
-
-    def _no_room(self, key: Hashable, size: int, others: dict[Hashable, StoredEntry]) -> str:
-        used = sum(entry.nbytes for entry in others.values())
-        what = f"{key!r} takes {format_bytes(size)}"
+    def _does_not_fit_message(self, key: Hashable, size: int, used_bytes: int, used_slots: int) -> str:
+        needs = f"{key!r} needs {format_bytes(size)}"
         if self.budget_bytes is not None and size > self.budget_bytes:
             return (
-                f"{what}, more than the whole budget of {format_bytes(self.budget_bytes)}: it was not stored "
+                f"{needs}, more than the whole budget of {format_bytes(self.budget_bytes)}. It was not stored "
                 "and nothing was evicted. Raise budget=, or store narrower with precision="
             )
-        memory_budget = []
+        usage = []
         if self.budget_bytes is not None:
-            memory_budget.append(f"{format_bytes(used)} of {format_bytes(self.budget_bytes)} are in use")
+            usage.append(f"{format_bytes(used_bytes)} of {format_bytes(self.budget_bytes)} are in use")
         if self.slots is not None:
-            memory_budget.append(f"{len(others)} of {self.slots} slots are taken")
-        why = "evict='error' lets nothing go" if self.evict == "error" else "what is left is pinned"
-        return f"{what}, but {' and '.join(memory_budget)}, and {why}: it was not stored and nothing was evicted"
+            usage.append(f"{used_slots} of {self.slots} slots are in use")
+        why = "evict='error' forbids evictions" if self.evict == "error" else "pinned entries cannot be evicted"
+        return (
+            f"{needs}, but {' and '.join(usage)}, and {why}. It was not stored and nothing was evicted. "
+            "Raise budget= or slots=, or remove entries"
+        )
 
-    def _spill(self, leaves: list[Any]) -> list[Any]:
-        """The leaves with their arrays written to disk: all of them, or none."""
+    def _write_to_disk(self, leaves: list[Any]) -> list[Any]:
+        """Return the leaves with their arrays on disk. If a write fails, undo the previous ones."""
         assert self._scratch is not None
         written: list[Extent] = []
 
-        def out(array: Any) -> _OnDisk:
+        def write(array: Any) -> _OnDisk:
             assert self._scratch is not None
-            row, plan = lay_out(array)
-            written.append(self._scratch.write(row_bytes(row)))
-            return _OnDisk(written[-1], plan)
+            flat, layout = to_flat(array)
+            written.append(self._scratch.write(flat_to_bytes(flat)))
+            return _OnDisk(written[-1], layout)
 
         try:
             return [
-                replace(leaf, parts=tuple(map(out, leaf.parts))) if isinstance(leaf, Packed) else out(leaf)
+                replace(leaf, parts=tuple(map(write, leaf.parts))) if isinstance(leaf, Compressed) else write(leaf)
                 for leaf in leaves
             ]
         except BaseException:
@@ -215,137 +214,143 @@ class ActivationStore:
                 self._scratch.free(extent)
             raise
 
-    # Giving back
+    # Reading and removing
 
     def get(self, key: Hashable) -> Any:
-        """A copy of what is stored under `key`; `MissingCheckpointError` if there is nothing."""
+        """Return a copy of the value under `key`. Raises `MissingCheckpointError` if `key` is not stored."""
         with self._lock:
-            return self._restored(self._found(key), own=False)
+            return self._restore(self._find(key), copy=True)
 
     def take(self, key: Hashable) -> Any:
-        """What is stored under `key`, which is then no longer stored. Nothing is copied in memory."""
+        """Remove and return the value under `key`, without a copy in memory.
+
+        Raises `MissingCheckpointError` if `key` is not stored.
+        """
         with self._lock:
-            value = self._restored(self._found(key), own=True)
-            self._drop(key)
+            value = self._restore(self._find(key), copy=False)
+            self._remove(key)
             return value
 
     def remove(self, key: Hashable) -> None:
-        """Remove `key`; `MissingCheckpointError` if it is not stored."""
+        """Remove `key`. Raises `MissingCheckpointError` if `key` is not stored."""
         with self._lock:
-            if key not in self._held:
-                raise MissingCheckpointError(self._missing(key))
-            self._drop(key)
+            if key not in self._values:
+                raise MissingCheckpointError(self._missing_message(key))
+            self._remove(key)
 
     def clear(self) -> None:
-        """Remove everything. The counters of `stats()` go on."""
+        """Remove all entries. The counters of `stats()` continue."""
         with self._lock:
-            for key in list(self._held):
-                self._drop(key)
+            for key in list(self._values):
+                self._remove(key)
 
     def close(self) -> None:
-        """Remove everything and close the scratch file. A closed disk store accepts no more values."""
+        """Remove all entries and close the scratch file. A closed disk store accepts no more values."""
         with self._lock:
             self.clear()
             if self._scratch is not None:
                 self._scratch.close()
 
-    def _found(self, key: Hashable) -> _Held:
-        held = self._held.get(key)
-        if held is None:
+    def _find(self, key: Hashable) -> _StoredValue:
+        value = self._values.get(key)
+        if value is None:
             self._misses += 1
-            raise MissingCheckpointError(self._missing(key))
+            raise MissingCheckpointError(self._missing_message(key))
         self._hits += 1
-        return held
+        return value
 
-    def _missing(self, key: Hashable) -> str:
-        keys = list(self._held)
+    def _missing_message(self, key: Hashable) -> str:
+        keys = list(self._values)
         shown = ", ".join(map(repr, keys[:8])) + (", …" if len(keys) > 8 else "")
         evicted = f"; {self._evictions} entries were evicted so far" if self._evictions else ""
         return f"nothing is stored under {key!r} (stored: {shown or 'nothing'}{evicted})"
 
-    def _restored(self, held: _Held, *, own: bool) -> Any:
-        def back(leaf: Any) -> Any:
-            if isinstance(leaf, Packed):
-                return unpack(leaf if self._scratch is None else replace(leaf, parts=tuple(map(back, leaf.parts))))
+    def _restore(self, value: _StoredValue, *, copy: bool) -> Any:
+        """Rebuild the tree. `copy` is False if the store gives up its arrays."""
+
+        def restore_leaf(leaf: Any) -> Any:
+            if isinstance(leaf, Compressed):
+                on_disk = self._scratch is not None
+                return decompress(replace(leaf, parts=tuple(map(restore_leaf, leaf.parts))) if on_disk else leaf)
             if isinstance(leaf, _OnDisk):
                 assert self._scratch is not None
-                return stand_up(row_from_bytes(self._scratch.read(leaf.extent), leaf.plan), leaf.plan)
-            return leaf if own else copy_array(leaf)
+                return from_flat(flat_from_bytes(self._scratch.read(leaf.extent), leaf.layout), leaf.layout)
+            return copy_array(leaf) if copy else leaf
 
-        return unflatten(held.skeleton, [back(leaf) for leaf in held.leaves])
+        return unflatten(value.skeleton, [restore_leaf(leaf) for leaf in value.leaves])
 
     def _evict(self, keys: list[Hashable]) -> None:
         for key in keys:
-            self._drop(key)
+            self._remove(key)
             self._evictions += 1
 
-    def _drop(self, key: Hashable) -> None:
-        """Remove `key`, if stored, with its bytes."""
-        held = self._held.pop(key, None)
-        if held is None:
+    def _remove(self, key: Hashable) -> None:
+        """Remove `key`, if stored, and free its bytes."""
+        value = self._values.pop(key, None)
+        if value is None:
             return
-        self._bytes -= held.entry.nbytes
-        self._avoided -= held.entry.exact_bytes - held.entry.nbytes
+        self._bytes -= value.entry.nbytes
+        self._avoided_bytes -= value.entry.exact_bytes - value.entry.nbytes
         if self._scratch is not None:
-            for leaf in held.leaves:
-                for part in leaf.parts if isinstance(leaf, Packed) else (leaf,):
+            for leaf in value.leaves:
+                for part in leaf.parts if isinstance(leaf, Compressed) else (leaf,):
                     self._scratch.free(part.extent)
 
-    # Accounts
+    # Statistics
 
     @property
     def bytes_stored(self) -> int:
-        """What the resident entries take, as they are stored."""
+        """Bytes of the resident entries, as stored."""
         return self._bytes
 
     @property
     def bytes_avoided(self) -> int:
-        """How much more the resident entries would take, were they stored exactly."""
-        return self._avoided
+        """Bytes saved by narrow precision: exact size minus stored size of the resident entries."""
+        return self._avoided_bytes
 
     def stats(self) -> StoreStats:
-        """The accounts of this moment."""
+        """Return the current statistics."""
         with self._lock:
-            used = 0.0
+            utilisation = 0.0
             if self.budget_bytes is not None:
-                used = self._bytes / self.budget_bytes
+                utilisation = self._bytes / self.budget_bytes
             elif self.slots is not None:
-                used = len(self._held) / self.slots
+                utilisation = len(self._values) / self.slots
             return StoreStats(
-                stored=self._stored,
-                resident=len(self._held),
+                stored=self._puts,
+                resident=len(self._values),
                 bytes_stored=self._bytes,
-                bytes_avoided=self._avoided,
-                peak_bytes=self._peak,
+                bytes_avoided=self._avoided_bytes,
+                peak_bytes=self._peak_bytes,
                 budget_bytes=self.budget_bytes,
                 slots=self.slots,
-                utilisation=used,
+                utilisation=utilisation,
                 evictions=self._evictions,
                 hits=self._hits,
                 misses=self._misses,
             )
 
     def entry(self, key: Hashable) -> StoredEntry:
-        """What is known of the entry under `key`."""
+        """Return the metadata of the entry under `key`. Raises `MissingCheckpointError` if it is not stored."""
         with self._lock:
-            if key not in self._held:
-                raise MissingCheckpointError(self._missing(key))
-            return self._held[key].entry
+            if key not in self._values:
+                raise MissingCheckpointError(self._missing_message(key))
+            return self._values[key].entry
 
     def keys(self) -> tuple[Hashable, ...]:
-        """The keys, oldest first."""
+        """Return the keys, oldest first."""
         with self._lock:
-            return tuple(self._held)
+            return tuple(self._values)
 
     def __contains__(self, key: object) -> bool:
         with self._lock:
-            return key in self._held
+            return key in self._values
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(self.keys())
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._values)
 
     def __enter__(self) -> ActivationStore:
         return self
@@ -360,4 +365,4 @@ class ActivationStore:
 
 
 def _leaf_bytes(leaf: Any) -> int:
-    return sum(map(array_bytes, leaf.parts)) if isinstance(leaf, Packed) else array_bytes(leaf)
+    return sum(map(array_bytes, leaf.parts)) if isinstance(leaf, Compressed) else array_bytes(leaf)

@@ -1,15 +1,16 @@
-"""The least cost of reversing a chain, by shortest path over all states of the machine.
+"""The minimal cost of reversing a chain, by a shortest-path search over all execution states.
 
-Shares nothing with `lowtide`: no recursion over segments, no assumption that checkpoints persist. A state is
+Independent of `lowtide`: no recursion over segments, no assumption that checkpoints persist. A search node is
 (working state, next step to reverse, states in memory, states on disk, tapes in memory), the last three as
-bit sets. Freeing costs nothing, so it is left out where keeping is no worse: slots are emptied only to make
-room, and what lies beyond the next step to reverse is dropped. Exponential in n.
+bit sets. Freeing costs nothing, so slots are freed only to make space, and values after the next step to
+reverse are dropped. Exponential in n.
 """
 
 import heapq
 from collections.abc import Iterator
 
-GONE = -1
+NONE = -1
+"""There is no working state."""
 
 
 def least_cost(
@@ -27,11 +28,11 @@ def least_cost(
     budget=None,
     persistent=False,
 ):
-    """The cost of the cheapest run, or None where there is none.
+    """Return the cost of the cheapest schedule, or None if no schedule fits.
 
-    Capacity in memory is a number of slots, or with `sizes` a budget. With `persistent` only schedules count
-    in which a stored state is given up only when its own step is reversed or taped, and no step before a
-    stored state or tape is run.
+    Memory is limited by a number of slots, or with `sizes` by a budget. `persistent` restricts the search to
+    schedules that free a stored state only when its own step is reversed or taped, and run no step before a
+    stored state or tape.
     """
     costs = costs or [1] * n
     work = work_sizes or [0] * n
@@ -42,14 +43,14 @@ def least_cost(
     def used(states, taped):
         return sum(state_bytes[i] for i in _bits(states)) + sum(tape_bytes[i] for i in _bits(taped))
 
-    def roomier(states, taped):
-        """Every way of emptying one slot in memory."""
+    def freeing_one(states, taped):
+        """Yield every way to free one slot in memory."""
         for i in _bits(states):
             yield states & ~(1 << i), taped
         for i in _bits(taped):
             yield states, taped & ~(1 << i)
 
-    # During Reverse from a state its tape is in the working memory: in bytes it counts, as a slot it does not.
+    # During Reverse from a state, the tape counts in bytes but takes no slot.
     reverse_bytes = [w + (t if sizes else 0) for w, t in zip(work, tape_bytes, strict=True)]
 
     start = (0, n - 1, 0, 0, 0)
@@ -64,35 +65,33 @@ def least_cost(
             return cost
         moves = []
         held = used(memory, taped)
-        idle = working == GONE or (persistent and (memory >> (working + 1) or taped >> working))
+        idle = working == NONE or (persistent and (memory >> (working + 1) or taped >> working))
         if not idle:
             if working < last and held + work[working] <= capacity:
                 moves.append((costs[working], (working + 1, last, memory, disk, taped)))
             bit = 1 << working
-            given_up = state_bytes[working] if memory & bit else 0
-            if working == last and held - given_up + reverse_bytes[last] <= capacity:
-                moves.append((costs[last], (GONE, last - 1, memory, disk, taped)))
+            freed = state_bytes[working] if memory & bit else 0
+            if working == last and held - freed + reverse_bytes[last] <= capacity:
+                moves.append((costs[last], (NONE, last - 1, memory, disk, taped)))
             if not memory & bit and held + state_bytes[working] <= capacity:
                 moves.append((0, (working, last, memory | bit, disk, taped)))
             if not disk & bit and disk_slots:
-                rooms = [disk] if disk.bit_count() < disk_slots else [disk & ~(1 << i) for i in _bits(disk)]
-                moves.extend(
-                    (write_cost, (working, last, memory, memory_budget | bit, taped)) for memory_budget in rooms
-                )
+                choices = [disk] if disk.bit_count() < disk_slots else [disk & ~(1 << i) for i in _bits(disk)]
+                moves.extend((write_cost, (working, last, memory, others | bit, taped)) for others in choices)
             if tapes and working < last and not taped & bit:
                 if held + tape_bytes[working] + work[working] <= capacity:
                     moves.append((costs[working], (working + 1, last, memory, disk, taped | bit)))
-                if held - given_up + tape_bytes[working] + work[working] <= capacity:
+                if held - freed + tape_bytes[working] + work[working] <= capacity:
                     moves.append((costs[working], (working + 1, last, memory & ~bit, disk, taped | bit)))
         if taped >> last & 1:
             moves.append((0, (working, last - 1, memory, disk, taped)))
         moves.extend((0, (i, last, memory, disk, taped)) for i in _bits(memory))
         moves.extend((read_cost, (i, last, memory, disk, taped)) for i in _bits(disk))
         if not persistent:
-            moves.extend((0, (working, last, m, disk, t)) for m, t in roomier(memory, taped))
-        for extra, (w, rest, m, d, t) in moves:
-            useful = (1 << (rest + 1)) - 1
-            after = (w if w <= rest else GONE, rest, m & useful, d & useful, t & useful)
+            moves.extend((0, (working, last, m, disk, t)) for m, t in freeing_one(memory, taped))
+        for extra, (w, next_last, m, d, t) in moves:
+            useful = (1 << (next_last + 1)) - 1
+            after = (w if w <= next_last else NONE, next_last, m & useful, d & useful, t & useful)
             total = cost + extra
             if total < best.get(after, total + 1):
                 best[after] = total

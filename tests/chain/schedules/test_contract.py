@@ -1,4 +1,4 @@
-"""What every schedule promises: actions that are valid, and figures that are true, before it runs."""
+"""The contract of all schedules: valid actions, and correct predictions before the run."""
 
 import pytest
 
@@ -42,34 +42,34 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_figures_are_those_of_the_machine(name):
-    make, given = SCHEDULES[name]
+def test_predictions_match_the_validator(name):
+    make, options = SCHEDULES[name]
     schedule = make()
-    promised = schedule.explain()
-    counts = validate(schedule, schedule.n, **given)
-    assert promised.forward_steps == promised.steps == schedule.forward_steps == counts.forward_steps
-    assert promised.peak_slots == schedule.peak_slots == counts.peak_slots
-    assert promised.peak_bytes == schedule.peak_bytes == counts.peak_bytes
-    assert promised.cost == schedule.cost
+    predicted = schedule.explain()
+    counts = validate(schedule, schedule.n, **options)
+    assert predicted.forward_steps == predicted.steps == schedule.forward_steps == counts.forward_steps
+    assert predicted.peak_slots == schedule.peak_slots == counts.peak_slots
+    assert predicted.peak_bytes == schedule.peak_bytes == counts.peak_bytes
+    assert predicted.cost == schedule.cost
     assert schedule.cost is None or schedule.cost == pytest.approx(counts.cost)
-    assert promised.factor == counts.forward_steps / schedule.n
-    assert promised.n == schedule.n
+    assert predicted.factor == counts.forward_steps / schedule.n
+    assert predicted.n == schedule.n
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_iterating_twice_gives_the_same(name):
+def test_two_iterations_give_the_same_actions(name):
     schedule = SCHEDULES[name][0]()
     first = iter(schedule)
     assert iter(schedule) is not first
     assert list(first) == list(schedule)
 
 
-def test_an_explanation_for_people():
+def test_text_of_explanation():
     assert str(keep_all(4).explain()) == (
         "keep_all: 4 steps reversed with 7 forward steps (1.75 × n), at most 3 slots in memory"
     )
     on_disk = str(multistage(3, 0, 1, write_cost=1, read_cost=1).explain())
-    # Written once; x_0 read twice; 2 + 1 plain steps and 3 taped ones.
+    # One write, two reads of x_0, 2 + 1 plain steps and 3 taped steps.
     assert on_disk == (
         "multistage: 3 steps reversed with 6 forward steps (2.00 × n), at most 0 slots in memory and 1 on disk, cost 9"
     )
@@ -87,7 +87,7 @@ def test_an_explanation_for_people():
         (lambda: revolve(5, 0), "reversing 5 steps needs at least one slot .*not 0"),
         (lambda: mixed(5, -1), "not -1"),
         (lambda: multistage(5, 0, 0, 1, 1), "needs at least one slot"),
-        (lambda: multistage(5, -1, 3, 1, 1), "counted from 0, not -1"),
+        (lambda: multistage(5, -1, 3, 1, 1), "slots must not be negative, not -1"),
         (lambda: multistage(5, 1, 3, -1, 1), "neither may be negative"),
         (lambda: multistage(5, 1, 3, float("nan"), 1), "neither may be negative"),
         (lambda: periodic(5, 0), "a period is at least one step, not 0"),
@@ -99,13 +99,13 @@ def test_an_explanation_for_people():
         (lambda: heterogeneous([], [1], 5), "costs is empty"),
         (lambda: heterogeneous([1], [1], 5), "1 steps have 2 states, x_0 to x_1, but 1 sizes were given"),
         (lambda: heterogeneous([1], [1, 1], 5, tape_sizes=[]), "tape_sizes has 0 entries for 1 steps"),
-        (lambda: heterogeneous([-1], [1, 1], 5), "costs holds -1: nothing here may be negative"),
+        (lambda: heterogeneous([-1], [1, 1], 5), "costs holds -1: values must not be negative"),
         (lambda: heterogeneous([1], [1, 1], 5, levels=1), "at least 2 levels, not 1"),
         (lambda: heterogeneous([1], [1, 1], 5.0), "a bare float"),
         (lambda: heterogeneous([1] * 9000, [1] * 9001, 5), "9000 steps are too many"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(call, message):
+def test_invalid_arguments(call, message):
     with pytest.raises(ArgumentError, match=message):
         call()
 

@@ -1,4 +1,4 @@
-"""`heterogeneous` is the cheapest of its class, never over its budget, and honest about what cannot be."""
+"""`heterogeneous`: minimal cost among persistent schedules, within the budget, exact smallest budget."""
 
 import random
 
@@ -38,7 +38,7 @@ def cheapest(chain, budget, **options):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_persistent_schedule_is_cheaper_and_none_fits_where_none_is_found(seed):
+def test_cost_and_smallest_budget_match_exhaustive_search(seed):
     rng = random.Random(seed)
     found = 0
     for _ in range(120):
@@ -58,8 +58,8 @@ def test_no_persistent_schedule_is_cheaper_and_none_fits_where_none_is_found(see
     assert found > 60
 
 
-def test_how_much_a_schedule_that_is_not_persistent_could_save():
-    """Rarely anything: in this sample at most one case in fifty is cheaper."""
+def test_schedules_that_are_not_persistent_are_rarely_cheaper():
+    """In this sample, in at most one case in fifty."""
     rng = random.Random(99)
     cheaper = cases = 0
     while cases < 150:
@@ -75,7 +75,7 @@ def test_how_much_a_schedule_that_is_not_persistent_could_save():
     assert cheaper <= 3
 
 
-def test_thousands_of_cases_stay_within_their_budget():
+def test_random_chains_stay_within_their_budget():
     rng = random.Random(7)
     for _ in range(2000):
         chain = random_chain(rng, 12, largest=1000)
@@ -93,14 +93,14 @@ def test_thousands_of_cases_stay_within_their_budget():
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 10**9))
 @settings(max_examples=60, deadline=None)
-def test_equal_steps_and_states_are_the_binomial_case(n, slots, size):
-    spare = size - 1
-    schedule = heterogeneous([1.0] * n, [size] * (n + 1), slots * size + spare)
+def test_equal_steps_and_states_match_revolve(n, slots, size):
+    unused_bytes = size - 1
+    schedule = heterogeneous([1.0] * n, [size] * (n + 1), slots * size + unused_bytes)
     assert schedule.exact
     assert schedule.cost == schedule.forward_steps == revolve(n, slots).forward_steps
 
 
-def test_a_coarser_grid_costs_no_less_and_a_finer_one_not_much():
+def test_finer_grid_does_not_cost_more():
     rng = random.Random(3)
     n = 40
     sizes = [rng.randint(1000, 100_000) for _ in range(n + 1)]
@@ -124,18 +124,19 @@ def test_more_memory_never_costs_more():
         assert costs[-1] >= sum(chain["costs"])
 
 
-def test_the_error_names_the_smallest_budget():
-    with pytest.raises(BudgetError, match=r"these 3 steps fits into 9 bytes .*the least is 10 bytes") as error:
+def test_error_names_the_smallest_budget():
+    message = r"these 3 steps fits into 9 bytes .*the smallest budget that works is 10 bytes"
+    with pytest.raises(BudgetError, match=message) as error:
         heterogeneous([1, 1, 1], [10, 1, 1, 1], 9)
     assert (error.value.budget_bytes, error.value.smallest_bytes) == (9, 10)
 
 
-def test_backward_costs_only_add_up():
+def test_backward_costs_only_add_to_the_cost():
     plain = heterogeneous([1, 2, 3], [1, 1, 1, 1], 1)
     with_backward = heterogeneous([1, 2, 3], [1, 1, 1, 1], 1, backward_costs=[10, 20, 30])
     assert with_backward.cost == plain.cost + 60
     assert list(with_backward) == list(plain)
 
 
-def test_a_budget_may_be_a_string():
+def test_budget_may_be_a_string():
     assert heterogeneous([1, 1], [1024, 1024, 1024], "1 KiB").budget_bytes == 1024

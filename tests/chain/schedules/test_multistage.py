@@ -1,4 +1,4 @@
-"""`multistage` is the cheapest over two tiers, and exceeds neither."""
+"""`multistage`: minimal cost over two tiers, within the slots of both."""
 
 import random
 from functools import cache
@@ -29,7 +29,7 @@ def random_case(rng, longest, most_slots):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_schedule_at_all_is_cheaper(seed):
+def test_cost_matches_exhaustive_search(seed):
     rng = random.Random(seed)
     for _ in range(60):
         n, memory, disk, write, read = case = random_case(rng, 7, 3)
@@ -37,8 +37,8 @@ def test_no_schedule_at_all_is_cheaper(seed):
         assert checked(*case) == cheapest, case
 
 
-def cheapest_of_either_order(n, memory, disk, write, read):
-    """The optimum where any checkpoint may be in either tier, or in both, without an order of tiers."""
+def cheapest_in_any_tier_order(n, memory, disk, write, read):
+    """Return the minimal cost if every checkpoint may be in either tier or in both, in any order."""
 
     @cache
     def fresh(length, m, d):
@@ -48,7 +48,7 @@ def cheapest_of_either_order(n, memory, disk, write, read):
         return min(best, write + on_disk(length, m, d - 1)) if d else best
 
     @cache
-    def kept(length, m, d):  # the first state is on disk as well, in a slot that d does not count
+    def kept(length, m, d):  # the first state is also on disk, in a slot that d does not count
         return 1 if length == 1 else min(in_memory(length, m, d + 1), on_disk(length, m, d))
 
     @cache
@@ -67,14 +67,14 @@ def cheapest_of_either_order(n, memory, disk, write, read):
     return fresh(n, memory, disk)
 
 
-def test_on_longer_chains_no_other_order_of_tiers_is_cheaper():
+def test_no_other_tier_order_is_cheaper_for_longer_chains():
     rng = random.Random(11)
     for _ in range(80):
         case = random_case(rng, 30, 4)
-        assert checked(*case) == pytest.approx(cheapest_of_either_order(*case)), case
+        assert checked(*case) == pytest.approx(cheapest_in_any_tier_order(*case)), case
 
 
-def test_thousands_of_cases_stay_within_both_tiers():
+def test_random_cases_stay_within_both_tiers():
     rng = random.Random(5)
     for _ in range(3000):
         checked(*random_case(rng, 40, 6))
@@ -82,20 +82,20 @@ def test_thousands_of_cases_stay_within_both_tiers():
 
 @given(st.integers(1, 200), st.integers(0, 12), st.integers(1, 12), st.floats(0, 50), st.floats(0, 50))
 @settings(max_examples=100, deadline=None)
-def test_any_prices(n, memory, disk, write, read):
+def test_random_disk_costs(n, memory, disk, write, read):
     checked(n, memory, disk, write, read)
 
 
 @given(st.integers(1, 150), st.integers(1, 10), st.integers(0, 10))
 @settings(max_examples=60, deadline=None)
-def test_between_memory_alone_and_memory_throughout(n, memory, disk):
-    """Free of charge the disk is as good as memory; too dear, it is not used."""
+def test_free_disk_equals_memory_and_expensive_disk_is_not_used(n, memory, disk):
     assert checked(n, memory, disk, 0, 0) == revolve(n, memory + disk).forward_steps
-    dear = multistage(n, memory, disk, 10**6, 10**6)
-    assert dear.cost == revolve(n, memory).forward_steps
-    assert dear.peak_slots.disk == 0
+    expensive = multistage(n, memory, disk, 10**6, 10**6)
+    assert expensive.cost == revolve(n, memory).forward_steps
+    assert expensive.peak_slots.disk == 0
 
 
-def test_the_case_in_which_a_peer_leaves_ten_states_on_disk():
+def test_disk_limit_where_checkpoint_schedules_exceeds_it():
+    """HRevolve of the package `checkpoint_schedules` holds ten states on disk here."""
     schedule = multistage(100, 4, 4, 2, 2)
     assert validate(schedule, 100, memory_slots=4, disk_slots=4).peak_slots.disk <= 4

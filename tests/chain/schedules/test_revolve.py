@@ -1,4 +1,4 @@
-"""`revolve` is the binomial optimum, and streams; the simple schedules do what they say."""
+"""`revolve`: binomial optimum, streamed. `periodic`, `sqrt` and `keep_all`: steps and slots."""
 
 import tracemalloc
 from itertools import islice
@@ -11,7 +11,7 @@ from lowtide.chain.schedules import Advance, Reverse, Store, keep_all, periodic,
 
 from .exhaustive import least_cost
 
-# Griewank and Walther's optimum, the initial state counted as a slot, taped steps included.
+# Optimum of Griewank and Walther, with the initial state as a slot and with taped steps.
 OPTIMUM = {
     (100, 5): 416, (100, 10): 322, (100, 50): 248,
     (1000, 5): 7284, (1000, 10): 4636, (1000, 50): 2948,
@@ -20,21 +20,21 @@ OPTIMUM = {
 
 
 @pytest.mark.parametrize(("n", "slots"), OPTIMUM)
-def test_counts_of_the_literature(n, slots):
+def test_steps_match_the_published_optimum(n, slots):
     schedule = revolve(n, slots)
     assert schedule.forward_steps == OPTIMUM[n, slots]
     assert validate(schedule, n, slots=slots).forward_steps == OPTIMUM[n, slots]
 
 
 @pytest.mark.parametrize("n", range(1, 13))
-def test_no_schedule_at_all_takes_fewer_steps(n):
+def test_steps_match_exhaustive_search(n):
     for slots in range(1, 7):
         assert revolve(n, slots).forward_steps == least_cost(n, slots), (n, slots)
 
 
 @given(st.integers(1, 3000), st.integers(1, 200))
 @settings(max_examples=60, deadline=None)
-def test_valid_within_its_slots_and_as_promised(n, slots):
+def test_valid_and_as_predicted(n, slots):
     schedule = revolve(n, slots)
     counts = validate(schedule, n, slots=slots)
     assert (counts.forward_steps, counts.peak_slots) == (schedule.forward_steps, schedule.peak_slots)
@@ -42,8 +42,8 @@ def test_valid_within_its_slots_and_as_promised(n, slots):
 
 @given(st.integers(2, 10**9), st.integers(1, 100))
 @settings(max_examples=100, deadline=None)
-def test_the_formula_obeys_the_recursion_of_the_optimum(n, slots):
-    """No first advance does better, and the one that is taken does as well."""
+def test_formula_satisfies_the_recursion_of_the_optimum(n, slots):
+    """The first advance of the schedule is optimal, and no other one is better."""
     first = next(action for action in revolve(n, slots) if isinstance(action, Advance)).stop
 
     def with_first(k):
@@ -56,7 +56,7 @@ def test_the_formula_obeys_the_recursion_of_the_optimum(n, slots):
         assert with_first(k) >= best
 
 
-def test_a_long_chain_is_streamed():
+def test_long_chain_is_streamed():
     n, slots = 200_000, 12
     tracemalloc.start()
     try:
@@ -68,16 +68,16 @@ def test_a_long_chain_is_streamed():
     assert peak_bytes < 20_000
 
 
-def test_a_million_steps_begin_at_once_and_know_their_end():
+def test_million_steps_start_at_once_with_known_forward_steps():
     schedule = revolve(1_000_000, 30)
     assert list(islice(schedule, 1)) == [Store(0)]
-    # r = 5: C(35, 5) = 324,632 < n ≤ C(36, 6) = 1,947,792 needs r = 6; 7n − C(36, 5) by the formula.
+    # C(35, 5) = 324,632 < n ≤ C(36, 6) = 1,947,792, so r = 6 and the formula gives 7n − C(36, 5).
     assert schedule.forward_steps == 7 * 1_000_000 - 376_992
 
 
 @given(st.integers(1, 400), st.integers(1, 450))
 @settings(max_examples=80, deadline=None)
-def test_periodic_is_valid_and_as_promised(n, period):
+def test_periodic_is_valid_and_as_predicted(n, period):
     schedule = periodic(n, period)
     counts = validate(schedule, n)
     assert (counts.forward_steps, counts.peak_slots) == (schedule.forward_steps, schedule.peak_slots)
@@ -85,20 +85,20 @@ def test_periodic_is_valid_and_as_promised(n, period):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 15, 16, 17, 99, 100, 101, 1000])
-def test_sqrt_takes_about_two_roots_of_slots(n):
+def test_sqrt_takes_about_two_sqrt_n_slots(n):
     counts = validate(sqrt(n), n)
     assert counts.peak_slots.memory <= 2 * (isqrt(n) + 1)
     assert counts.forward_steps <= 3 * n
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 50])
-def test_keep_all_runs_nothing_again_but_for_its_tape(n):
+def test_keep_all_runs_each_step_again_only_for_its_tape(n):
     counts = validate(keep_all(n), n, slots=n - 1)
     assert counts.forward_steps == 2 * n - 1
 
 
 @given(st.integers(2, 300), st.integers(1, 300))
 @settings(max_examples=80, deadline=None)
-def test_with_the_slots_of_a_simple_schedule_revolve_is_no_worse(n, period):
+def test_revolve_takes_at_most_the_steps_of_periodic_with_equal_slots(n, period):
     simple = periodic(n, period)
     assert revolve(n, simple.peak_slots.memory).forward_steps <= simple.forward_steps

@@ -1,9 +1,8 @@
-"""The five actions of which every schedule is made, and the contract of a schedule.
+"""The five actions of schedules, and the base class `Schedule`.
 
-A chain has states x_0 … x_n; step i makes x_{i+1} from x_i, and the adjoint of step i needs x_i. Whoever
-runs a schedule holds one *working state* and a number of *slots*; the working state takes no slot. What
-each action means, to the executor and to the validator alike, is written at its class. The initial state
-is no exception: where it is needed again it is stored, and takes a slot.
+A chain has states x_0 … x_n. Step i computes x_{i+1} from x_i, and the adjoint of step i needs x_i. The
+executor of a schedule holds one *working state* and a number of *slots*. The working state takes no slot.
+The initial state takes a slot if it is needed again. The class of each action defines its effect.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from ..._errors import ScheduleError
 from ..._units import format_bytes
 
 Tier: TypeAlias = Literal["memory", "disk"]
-Kind: TypeAlias = Literal["state", "tape"]
+Content: TypeAlias = Literal["state", "tape"]
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Run the forward steps `start` … `stop - 1` on the working state x_start; it is then x_stop."""
+    """Run the forward steps `start` … `stop - 1` on the working state x_start. The working state becomes x_stop."""
 
     start: int
     stop: int
@@ -30,25 +29,25 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Put something into a slot of `tier`.
+    """Store a state or a tape in a slot of `tier`.
 
-    `what="state"`: the working state x_step, which stays the working state. `what="tape"`: the data for the
-    reverse of `step`, obtained by running that forward step on the working state x_step while taping it;
-    the working state is then x_{step+1}. Storing a tape counts as one forward step.
+    `content="state"`: store the working state x_step, which stays the working state. `content="tape"`: run the
+    forward step `step` on the working state x_step and store its tape, the data to reverse this step. The
+    working state becomes x_{step+1}. This counts as one forward step.
     """
 
     step: int
     tier: Tier = "memory"
-    what: Kind = "state"
+    content: Content = "state"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The working state becomes the stored x_step, which also stays stored."""
+    """Replace the working state by a copy of the stored x_step."""
 
     step: int
     tier: Tier = "memory"
-    what: Kind = "state"
+    content: Content = "state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +56,20 @@ class Free:
 
     step: int
     tier: Tier = "memory"
-    what: Kind = "state"
+    content: Content = "state"
 
 
 @dataclass(frozen=True, slots=True)
 class Reverse:
     """Run the adjoint of `step`.
 
-    `source="state"`: from the working state x_step: the forward step runs once more with taping, so it
-    counts as one forward step, and the working state is gone afterwards. `source="tape"`: from the stored
-    tape of `step`; no forward step, the working state is untouched, and the tape stays until freed.
+    `source="state"`: use the working state x_step. The adjoint evaluates the forward step once more, so this
+    counts as one forward step, and the working state is released. `source="tape"`: use the stored tape of
+    `step`. This counts as no forward step. The working state does not change, and the tape stays stored.
     """
 
     step: int
-    source: Kind = "state"
+    source: Content = "state"
 
 
 Action: TypeAlias = Advance | Store | Load | Free | Reverse
@@ -85,19 +84,19 @@ class Tiers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a schedule will do, known before it runs. `str()` of it is for people."""
+    """Predicted steps, peaks and cost of a schedule. `str()` gives one readable line."""
 
     name: str
     n: int
     forward_steps: int
-    """Plain steps plus one taped step for each reverse step (or stored tape)."""
+    """Plain steps, plus one for each stored tape and one for each reverse step from a state."""
     factor: float
-    """`forward_steps` over n: 1.0 is the price of keeping everything."""
+    """`forward_steps` divided by n."""
     peak_slots: Tiers
     peak_bytes: int | None = None
-    """Of what is stored (and of the declared work space); None where no sizes were given."""
+    """Peak of stored bytes and declared work space. None without sizes."""
     cost: float | None = None
-    """In the units of the given costs; None where none were given."""
+    """In the units of the given costs. None without costs."""
 
     @property
     def steps(self) -> int:
@@ -119,15 +118,15 @@ class Explanation:
 
 
 class Schedule(ABC):
-    """How to reverse a chain of `n` steps: an iterable of actions, made anew at each iteration.
+    """An iterable of the actions that reverse a chain of `n` steps. Each iteration starts from the beginning.
 
-    Everything but iterating is known beforehand: `forward_steps`, `peak_slots`, and where costs and sizes
-    were given `cost` and `peak_bytes`.
+    `forward_steps` and `peak_slots` are known before the schedule runs, and so are `cost` and `peak_bytes` if
+    costs and sizes were given.
     """
 
     name: str
     n: int | None
-    """The number of steps; None while nobody knows it (`online`)."""
+    """The number of steps. None for an `online` schedule before its end."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Action]: ...
@@ -135,27 +134,27 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def forward_steps(self) -> int:
-        """How many forward steps the whole run takes, the taped ones included."""
+        """Number of forward steps of the whole run, including taped steps."""
 
     @property
     @abstractmethod
     def peak_slots(self) -> Tiers:
-        """The most slots in use at one time, for each tier."""
+        """Peak number of slots in use, for each tier."""
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most bytes held at one time, where sizes were given."""
+        """Peak bytes, or None without sizes."""
         return None
 
     @property
     def cost(self) -> float | None:
-        """What the run costs, where costs were given."""
+        """Cost of the run, or None without costs."""
         return None
 
     def explain(self) -> Explanation:
-        """Steps, factor over n and peaks, before anything runs."""
+        """Return predicted steps, peaks and cost. Raises `ScheduleError` if the length is not known yet."""
         if self.n is None:
-            raise ScheduleError(f"{self!r} cannot be explained before its length is known")
+            raise ScheduleError(f"the length of {self!r} is unknown: call explain() after finish()")
         return Explanation(
             name=self.name,
             n=self.n,

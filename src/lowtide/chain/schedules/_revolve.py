@@ -2,13 +2,13 @@
 
 Paper: A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000).
 
-Guarantee: with c slots (the initial state takes one) and r the least number with C(c+r, c) ≥ n, exactly
-(r+1)·n − C(c+r, r−1) forward steps, and no schedule that stores states takes fewer. Where to put the next
-checkpoint is a closed formula, so the schedule is streamed: beyond the list of occupied slots nothing is
-held, however long the chain.
+Guarantee: for c slots, of which the initial state takes one, let r be the smallest number with
+C(c+r, c) ≥ n. The schedule takes (r+1)·n − C(c+r, r−1) forward steps, and no schedule that stores states takes
+fewer. A closed formula gives the next checkpoint, so the schedule is streamed and holds only the list of
+occupied slots.
 
-Shortfall: every step is taken to cost the same and every state to be of one size (`heterogeneous` does
-not), and what a slot holds is a state (in `mixed` it may be a tape, which takes fewer steps).
+Limits: all steps cost the same and all states have the same size; `heterogeneous` allows others. Slots hold
+states; `mixed` also stores tapes, which takes fewer steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._actions import Action, Advance, Free, Load, Reverse, Schedule, Store, Tie
 
 
 def check_counts(n: int, slots: int) -> None:
-    """Refuse a chain without steps, and slots that cannot do."""
+    """Raise `ArgumentError` for a chain without steps, or for too few slots."""
     if n < 1:
         raise ArgumentError(f"a chain has at least one step, not {n}")
     if slots < 0 or (slots == 0 and n > 1):
@@ -29,7 +29,7 @@ def check_counts(n: int, slots: int) -> None:
 
 
 def repetitions(length: int, slots: int) -> int:
-    """The least r with C(slots + r, slots) ≥ length: how often the busiest step is run again."""
+    """Return the smallest r with C(slots + r, slots) ≥ length: the maximum number of reruns of one step."""
     if slots == 1:
         return length - 1
     r, reach = 0, 1
@@ -40,7 +40,7 @@ def repetitions(length: int, slots: int) -> int:
 
 
 def binomial_steps(length: int, slots: int) -> int:
-    """Forward steps of the optimum, from x_0 as the working state, the taped ones included."""
+    """Return the minimal number of forward steps from the working state x_0, including taped steps."""
     if length <= 1:
         return length
     r = repetitions(length, slots)
@@ -48,9 +48,9 @@ def binomial_steps(length: int, slots: int) -> int:
 
 
 def binomial_split(length: int, slots: int) -> int:
-    """How far to advance from a checkpoint before the next one, with `slots` free, its own included.
+    """Return the distance to the next checkpoint. `slots` includes the slot of the current one.
 
-    The optimal distances are an interval; this is its far end, which takes the fewest writes.
+    The optimal distances form an interval. The largest one takes the fewest writes.
     """
     if slots == 1:
         return length - 1
@@ -65,10 +65,10 @@ def binomial_split(length: int, slots: int) -> int:
 
 
 def reverse_segment(start: int, stop: int, slots: int, *, stored: bool = False) -> Iterator[Action]:
-    """Reverse the steps `start` … `stop - 1` optimally, from the working state x_start.
+    """Yield the actions that reverse steps `start` … `stop - 1` optimally from the working state x_start.
 
-    `slots` are those that may be used, and include the one in which x_start is, where it is `stored`. All
-    of them are empty afterwards.
+    `slots` is the number of slots to use. If x_start is already `stored`, its slot is one of them. All of
+    them are free at the end.
     """
     held = [start] if stored else []
     here = start
@@ -78,10 +78,10 @@ def reverse_segment(start: int, stop: int, slots: int, *, stored: bool = False) 
                 yield Store(here)
                 held.append(here)
             free = slots - len(held) + 1
-            # With a slot for each state that remains, every state is stored.
-            there = here + (1 if stop - here <= free + 1 else binomial_split(stop - here, free))
-            yield Advance(here, there)
-            here = there
+            # With a slot for every remaining state, store every state.
+            next_checkpoint = here + (1 if stop - here <= free + 1 else binomial_split(stop - here, free))
+            yield Advance(here, next_checkpoint)
+            here = next_checkpoint
         if held and held[-1] == here:
             yield Free(held.pop())
         yield Reverse(here)
@@ -92,7 +92,7 @@ def reverse_segment(start: int, stop: int, slots: int, *, stored: bool = False) 
 
 
 class Revolve(Schedule):
-    """What `revolve` returns."""
+    """The schedule of `revolve`."""
 
     name = "revolve"
     n: int
@@ -115,12 +115,12 @@ class Revolve(Schedule):
 
     @property
     def peak_slots(self) -> Tiers:
-        """All of them, unless the chain is shorter."""
+        """The given slots, at most n − 1."""
         return Tiers(memory=min(self.slots, self.n - 1))
 
 
 def revolve(n: int, slots: int) -> Revolve:
-    """The schedule with the fewest forward steps for `n` equal steps and `slots` equal states.
+    """Return the schedule with the fewest forward steps for `n` equal steps and `slots` equal states.
 
     >>> print(revolve(1000, 10).explain())
     revolve: 1,000 steps reversed with 4,636 forward steps (4.64 × n), at most 10 slots in memory

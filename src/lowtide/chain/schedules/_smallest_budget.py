@@ -1,8 +1,8 @@
-"""The least memory in which a chain of unequal states can be reversed at all, at whatever cost.
+"""The smallest budget in which a chain of unequal states can be reversed.
 
-A programme over segments like that of `heterogeneous`, with the peak in bytes in the place of the cost; it
-is exact, because a peak needs no grid. Guarantee: no memory-persistent schedule needs less, and one needs
-just this. Time O(n²) in vector operations.
+A dynamic programme over segments, like that of `heterogeneous`, which minimises the peak bytes instead of
+the cost. It needs no grid, so it is exact: the result is the minimum over memory-persistent schedules.
+Time O(n²) in vector operations.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The bytes of a chain's states, of its tapes, and of what its steps need while they run."""
+    """Bytes of the states and tapes of a chain, and of the work space of its steps."""
 
     states: npt.NDArray[np.int64]
     tapes: npt.NDArray[np.int64]
     work: npt.NDArray[np.int64]
-    tapes_can_wait: bool
-    """Whether a tape may be stored, or is only there while its step is reversed."""
+    can_store_tapes: bool
+    """False if a tape exists only while its step is reversed."""
 
-    def bytes_of(self, step: int, what: str) -> int:
-        """What storing this state or tape takes."""
-        return int((self.states if what == "state" else self.tapes)[step])
+    def bytes_of(self, step: int, content: str) -> int:
+        """Return the bytes of the state x_step or of the tape of `step`."""
+        return int((self.states if content == "state" else self.tapes)[step])
 
 
 def smallest_budget(chain: Chain) -> tuple[int, npt.NDArray[np.int32]]:
-    """The least peak in bytes, and for [start, stop] the distance to the next checkpoint (0: a tape)."""
+    """Return the smallest peak bytes, and [start, stop]: the distance to the next checkpoint, 0 for a tape."""
     n = len(chain.work)
     peaks = np.zeros((n + 1, n + 1), dtype=np.int64)
     choices = np.zeros((n + 1, n + 1), dtype=np.int32)
@@ -39,13 +39,13 @@ def smallest_budget(chain: Chain) -> tuple[int, npt.NDArray[np.int32]]:
         state = chain.states[start]
         work = np.maximum.accumulate(chain.work[start:])
         for stop in range(start + 2, n + 1):
-            # While x_start is stored: the way to the next checkpoint, then all that comes after it.
+            # Peak while x_start is stored: the advance to the next checkpoint, or the segment after it.
             right = np.maximum(peaks[start + 1 : stop, stop], work[: stop - start - 1]) + state
             sides = np.maximum(right, peaks[start, start + 1 : stop])
             k = int(sides.argmin())
             best = int(sides[k])
             choices[start, stop] = k + 1
-            if chain.tapes_can_wait:
+            if chain.can_store_tapes:
                 after = max(taped, int(chain.tapes[start] + peaks[start + 1, stop]))
                 if after <= best:
                     best, choices[start, stop] = after, 0
@@ -54,7 +54,7 @@ def smallest_budget(chain: Chain) -> tuple[int, npt.NDArray[np.int32]]:
 
 
 def sums_in_use(chain: Chain, choices: npt.NDArray[np.int32]) -> list[int]:
-    """The bytes stored at each moment of the schedule that `choices` describes."""
+    """Return all sums of stored bytes that occur in the schedule of `choices`."""
     sums = {0}
     todo = [(0, len(chain.work), 0)]
     while todo:

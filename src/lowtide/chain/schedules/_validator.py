@@ -1,9 +1,8 @@
-"""The abstract machine: replays any schedule without running anything, and judges it.
+"""The validator: simulates the actions of a schedule without arrays, and checks every rule.
 
-It holds no arrays, only the numbers of the states and tapes that would be there. Every rule by which a
-schedule could be wrong is checked: each step is reversed once, from the last to the first, from something
-that is there at that moment; no tier and no budget is ever exceeded; nothing is left stored at the end. It
-shares no code with the schedules, so what it counts is evidence for what they promise.
+Each step must be reversed exactly once, from the last to the first, from a state or tape that is available.
+No tier and no budget may be exceeded, and no slot may be in use at the end. The validator shares no code with
+the schedules, so its counts are an independent check of their predictions.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from ._actions import Action, Advance, Free, Load, Reverse, Store, Tiers
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a valid schedule did."""
+    """Measured steps, slots, bytes and cost of a valid schedule."""
 
     forward_steps: int
-    """Plain steps, steps taped into a slot, and one taped step for each `Reverse` from a state."""
+    """Plain steps, plus one for each stored tape and one for each `Reverse` from a state."""
     peak_slots: Tiers
     reads: Tiers
     writes: Tiers
     peak_bytes: int | None
-    """In memory, work space included; None where no sizes were given."""
+    """Peak bytes in memory, including work space. None without sizes."""
     cost: float
 
 
@@ -46,45 +45,45 @@ def validate(
     write_cost: float = 0.0,
     read_cost: float = 0.0,
 ) -> Counts:
-    """Replay `schedule` for a chain of `n` steps; raise `ScheduleError` at the first thing that is wrong.
+    """Simulate `schedule` for a chain of `n` steps. Raises `ScheduleError` at the first invalid action.
 
-    `slots` is `memory_slots` with no disk. A limit that is not given is not checked. `sizes` are the bytes
-    of x_0 … x_n, `tape_sizes` those of the tapes, `work_sizes` what a forward step needs beside what is
-    stored; together they are held against `budget_bytes`. `costs` (one a step, else 1 each),
-    `backward_costs`, and the price of a write to disk and of a read from it make up `cost`.
+    `slots` means `memory_slots` and no disk. Only the given limits are checked. `sizes` are the bytes of
+    x_0 … x_n, `tape_sizes` those of the tapes, and `work_sizes` those that a forward step needs beside the
+    stored values. Their sum must not exceed `budget_bytes`. The cost is the sum of `costs` (one per step, by
+    default 1 each), `backward_costs`, `write_cost` per write to disk and `read_cost` per read from disk.
     """
     if slots is not None:
         if memory_slots is not None or disk_slots is not None:
-            raise ArgumentError("give either slots, or memory_slots and disk_slots")
+            raise ArgumentError("pass either slots, or memory_slots and disk_slots")
         memory_slots, disk_slots = slots, 0
     if n < 1:
         raise ArgumentError(f"a chain has at least one step, not {n}")
-    machine = _Machine(n, {"memory": memory_slots, "disk": disk_slots}, sizes, budget_bytes, tape_sizes, work_sizes)
+    run = _Simulation(n, {"memory": memory_slots, "disk": disk_slots}, sizes, budget_bytes, tape_sizes, work_sizes)
     for position, action in enumerate(schedule):
-        problem = machine.run(action)
+        problem = run.apply(action)
         if problem:
             raise ScheduleError(f"action {position}, {action}: {problem}")
-    if machine.to_reverse >= 0:
-        raise ScheduleError(f"the schedule ends with the steps 0 to {machine.to_reverse} of {n} not yet reversed")
-    if machine.held:
-        left = ", ".join(f"{what} {step} ({tier})" for step, tier, what in sorted(machine.held))
+    if run.to_reverse >= 0:
+        raise ScheduleError(f"the schedule ends before steps 0 to {run.to_reverse} of {n} are reversed")
+    if run.held:
+        left = ", ".join(f"{content} {step} ({tier})" for step, tier, content in sorted(run.held))
         raise ScheduleError(f"the schedule ends with slots still in use: {left}")
     step_costs = costs if costs is not None else [1.0] * n
-    cost = sum(times * step_costs[i] for i, times in enumerate(machine.times_run))
+    cost = sum(times * step_costs[i] for i, times in enumerate(run.times_run))
     cost += sum(backward_costs) if backward_costs is not None else 0.0
-    cost += machine.writes["disk"] * write_cost + machine.reads["disk"] * read_cost
+    cost += run.writes["disk"] * write_cost + run.reads["disk"] * read_cost
     return Counts(
-        forward_steps=sum(machine.times_run),
-        peak_slots=Tiers(**machine.peak),
-        reads=Tiers(**machine.reads),
-        writes=Tiers(**machine.writes),
-        peak_bytes=machine.peak_bytes if sizes is not None else None,
+        forward_steps=sum(run.times_run),
+        peak_slots=Tiers(**run.peak),
+        reads=Tiers(**run.reads),
+        writes=Tiers(**run.writes),
+        peak_bytes=run.peak_bytes if sizes is not None else None,
         cost=cost,
     )
 
 
-class _Machine:
-    """The state of a run: each `_verb` method returns what is wrong with its action, or nothing."""
+class _Simulation:
+    """The state of a simulated run. Each method for an action returns its problem, or None."""
 
     def __init__(
         self,
@@ -112,27 +111,27 @@ class _Machine:
         self.peak_bytes = 0
         self.times_run = [0] * n
 
-    def run(self, action: object) -> str | None:
-        """Perform one action, and say what is wrong with it, if anything is."""
+    def apply(self, action: object) -> str | None:
+        """Simulate one action. Return its problem, or None."""
         match action:
             case Advance(start, stop):
                 return self._advance(start, stop)
-            case Store(step, tier, what):
-                return self._store(step, tier, what)
-            case Load(step, tier, what):
-                return self._load(step, tier, what)
-            case Free(step, tier, what):
-                return self._free(step, tier, what)
+            case Store(step, tier, content):
+                return self._store(step, tier, content)
+            case Load(step, tier, content):
+                return self._load(step, tier, content)
+            case Free(step, tier, content):
+                return self._free(step, tier, content)
             case Reverse(step, source):
                 return self._reverse(step, source)
             case _:
-                return "is no action of a schedule"
+                return "not an action of a schedule"
 
     def _advance(self, start: int, stop: int) -> str | None:
         if self.working != start:
             return self._not_working(start)
         if not start < stop <= self.n:
-            return f"steps {start} to {stop} are not a forward run within a chain of {self.n} steps"
+            return f"{start} to {stop} is not a range of forward steps in a chain of {self.n} steps"
         for step in range(start, stop):
             problem = self._forward(step)
             if problem:
@@ -140,54 +139,54 @@ class _Machine:
         self.working = stop
         return None
 
-    def _store(self, step: int, tier: str, what: str) -> str | None:
-        if tier not in self.used or what not in ("state", "tape"):
-            return "there is no such tier or kind"
+    def _store(self, step: int, tier: str, content: str) -> str | None:
+        if tier not in self.used or content not in ("state", "tape"):
+            return f"unknown tier {tier!r} or content {content!r}"
         if self.working != step:
             return self._not_working(step)
-        if (step, tier, what) in self.held:
-            return f"the {what} {step} is already stored in {tier}"
-        if what == "tape" and step >= self.n:
+        if (step, tier, content) in self.held:
+            return f"the {content} {step} is already stored in {tier}"
+        if content == "tape" and step >= self.n:
             return f"a chain of {self.n} steps has no step {step} to tape"
         limit = self.limits[tier]
         if limit is not None and self.used[tier] >= limit:
             return f"all {limit} {tier} slots are in use"
-        if what == "tape":
-            # Until it is made the tape is no part of what is stored; then it is, beside the work space.
+        if content == "tape":
+            # The tape is not part of stored_bytes yet.
             problem = self._forward(step, self.tape_bytes[step] if tier == "memory" else 0)
             if problem:
                 return problem
             self.working = step + 1
-        self.held.add((step, tier, what))
+        self.held.add((step, tier, content))
         self.used[tier] += 1
         self.writes[tier] += 1
         self.peak[tier] = max(self.peak[tier], self.used[tier])
         if tier == "memory":
-            self.stored_bytes += self._bytes(step, what)
-        return self._need(0)
+            self.stored_bytes += self._bytes(step, content)
+        return self._check_bytes(0)
 
-    def _load(self, step: int, tier: str, what: str) -> str | None:
-        if what == "tape":
-            return "a tape is not loaded: Reverse uses it where it is"
-        if (step, tier, what) not in self.held:
+    def _load(self, step: int, tier: str, content: str) -> str | None:
+        if content == "tape":
+            return "a tape cannot be loaded: Reverse reads it from its slot"
+        if (step, tier, content) not in self.held:
             return f"x_{step} is not stored in {tier}; {self._inventory()}"
         self.working = step
         self.reads[tier] += 1
         return None
 
-    def _free(self, step: int, tier: str, what: str) -> str | None:
-        if (step, tier, what) not in self.held:
-            return f"the {what} {step} is not stored in {tier}; {self._inventory()}"
-        self.held.remove((step, tier, what))
+    def _free(self, step: int, tier: str, content: str) -> str | None:
+        if (step, tier, content) not in self.held:
+            return f"the {content} {step} is not stored in {tier}; {self._inventory()}"
+        self.held.remove((step, tier, content))
         self.used[tier] -= 1
         if tier == "memory":
-            self.stored_bytes -= self._bytes(step, what)
+            self.stored_bytes -= self._bytes(step, content)
         return None
 
     def _reverse(self, step: int, source: str) -> str | None:
         if step != self.to_reverse:
             if self.to_reverse < 0:
-                return "every step has been reversed already"
+                return "all steps are already reversed"
             return f"the next step to reverse is {self.to_reverse}"
         if source == "tape":
             tier = next((t for t in ("memory", "disk") if (step, t, "tape") in self.held), None)
@@ -202,26 +201,26 @@ class _Machine:
                 return problem
             self.working = None
         else:
-            return f"a step is reversed from its 'state' or its 'tape', not from {source!r}"
+            return f"the source of Reverse is 'state' or 'tape', not {source!r}"
         self.to_reverse -= 1
         return None
 
     def _forward(self, step: int, tape_bytes: int = 0) -> str | None:
         self.times_run[step] += 1
-        return self._need(self.work_bytes[step] + tape_bytes)
+        return self._check_bytes(self.work_bytes[step] + tape_bytes)
 
-    def _need(self, extra_bytes: int) -> str | None:
+    def _check_bytes(self, extra_bytes: int) -> str | None:
         nbytes = self.stored_bytes + extra_bytes
         self.peak_bytes = max(self.peak_bytes, nbytes)
         if self.budget_bytes is not None and nbytes > self.budget_bytes:
             return (
-                f"{nbytes} bytes ({format_bytes(nbytes)}) would be held, "
+                f"{nbytes} bytes ({format_bytes(nbytes)}) would be live, "
                 f"{nbytes - self.budget_bytes} more than the budget of {self.budget_bytes}"
             )
         return None
 
-    def _bytes(self, step: int, what: str) -> int:
-        return self.state_bytes[step] if what == "state" else self.tape_bytes[step]
+    def _bytes(self, step: int, content: str) -> int:
+        return self.state_bytes[step] if content == "state" else self.tape_bytes[step]
 
     def _not_working(self, step: int) -> str:
         return f"needs x_{step}, but " + (
@@ -229,6 +228,6 @@ class _Machine:
         )
 
     def _inventory(self) -> str:
-        names = [f"{what} {step} ({tier})" for step, tier, what in sorted(self.held)]
+        names = [f"{content} {step} ({tier})" for step, tier, content in sorted(self.held)]
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        return f"stored are {shown}" if names else "nothing is stored"
+        return f"stored: {shown}" if names else "nothing is stored"

@@ -1,10 +1,9 @@
-"""Schedules that need no thought: keep every state, or every so-maniest, or about √n of them.
+"""Simple schedules, for comparison: store every state, every period-th state, or about √n states.
 
 Paper: for √n, T. Chen et al., "Training deep nets with sublinear memory cost" (2016).
 
-Guarantee: `keep_all` runs each step once before the sweep and once, taped, in it; the others run each step
-at most once more. Shortfall: for the slots they take, `revolve` needs as few steps or fewer; they are here
-because they are easy to follow, and to compare with.
+Guarantee: `keep_all` runs each step once in the forward sweep and once, taped, in the reverse sweep. The
+others run each step at most once more. Limits: with the same slots, `revolve` takes as many steps or fewer.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ._actions import Action, Advance, Free, Load, Reverse, Schedule, Store, Tie
 
 
 class Periodic(Schedule):
-    """What `periodic`, `sqrt` and `keep_all` return: checkpoints at the multiples of `period`."""
+    """The schedule of `periodic`, `sqrt` and `keep_all`: checkpoints at the multiples of `period`."""
 
     n: int
 
@@ -46,16 +45,16 @@ class Periodic(Schedule):
 
     @property
     def forward_steps(self) -> int:
-        """The first sweep, each segment but the last once more, and the taped steps."""
+        """Steps of the forward sweep, of each segment but the last once more, and the taped steps."""
         return (self.n - 1) + (self._segments - 1) * (self.period - 1) + self.n
 
     @property
     def peak_slots(self) -> Tiers:
-        """A slot a segment, and those for the states inside the segment being reversed."""
-        segments, tail = self._segments, self.n - (self._segments - 1) * self.period
-        at_the_end = segments - 1 + (tail - 1)
-        before = segments - 2 + max(self.period - 1, 1) if segments > 1 else 0
-        return Tiers(memory=max(at_the_end, before))
+        """One slot per segment, plus the states inside the segment being reversed."""
+        segments, last_length = self._segments, self.n - (self._segments - 1) * self.period
+        in_last = segments - 1 + (last_length - 1)
+        in_others = segments - 2 + max(self.period - 1, 1) if segments > 1 else 0
+        return Tiers(memory=max(in_last, in_others))
 
 
 def _reverse_storing_all(start: int, stop: int, *, stored: bool) -> Iterator[Action]:
@@ -73,15 +72,15 @@ def _reverse_storing_all(start: int, stop: int, *, stored: bool) -> Iterator[Act
 
 
 def periodic(n: int, period: int) -> Periodic:
-    """A checkpoint every `period` steps; within the segment being reversed every state is stored."""
+    """Return a schedule with a checkpoint every `period` steps. Reversing a segment stores all of its states."""
     return Periodic(n, period)
 
 
 def sqrt(n: int) -> Periodic:
-    """`periodic` with the period √n (rounded up), about 2·√n slots."""
+    """Return `periodic` with the period √n, rounded up. Takes about 2·√n slots."""
     return Periodic(n, isqrt(max(n, 1) - 1) + 1, name="sqrt")
 
 
 def keep_all(n: int) -> Periodic:
-    """Every state is stored; no step is run again but for its tape."""
+    """Return a schedule that stores every state. Each step runs once more only to be taped."""
     return Periodic(n, max(n, 1), name="keep_all")
