@@ -1,4 +1,4 @@
-"""A store of every tier, and a disk that is soon full."""
+"""Fixtures: a store of every tier, and a small disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the disk store promises: bounds, order, and nothing left behind."""
+"""The disk store respects its limits, prefetches in order and leaves no threads or files."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_put_waits_rather_than_hold_more_than_the_bound(tmp_path: Path) -> None:
-    """Measured on the memory itself: which of the storages that were put are still alive."""
+def test_put_waits_at_the_in_flight_limit(tmp_path: Path) -> None:
+    """Memory is measured by counting the storages that are still alive."""
     with DiskStore(tmp_path, max_in_flight_bytes=4 * MIB) as store:
         alive: list[weakref.ref[torch.UntypedStorage]] = []
-        tickets, seen = [], 0
+        tickets, peak_bytes = [], 0
         for i in range(60):
             tensor = torch.full((MIB // 4,), float(i))
             alive.append(weakref.ref(tensor.untyped_storage()))
             tickets.append(store.put(tensor))
             del tensor
             assert store.stats().in_flight_bytes <= 4 * MIB
-            held = sum(ref() is not None for ref in alive) * MIB
-            assert held <= 4 * MIB
-            seen = max(seen, held)
+            alive_bytes = sum(ref() is not None for ref in alive) * MIB
+            assert alive_bytes <= 4 * MIB
+            peak_bytes = max(peak_bytes, alive_bytes)
         stats = store.stats()
-        assert seen > 0
+        assert peak_bytes > 0
         assert 0 < stats.peak_in_flight_bytes <= 4 * MIB
         assert stats.put_wait_seconds > 0
         store.flush()
@@ -60,8 +60,8 @@ def test_put_waits_rather_than_hold_more_than_the_bound(tmp_path: Path) -> None:
             assert_same(store.fetch(ticket), torch.full((MIB // 4,), float(i)))
 
 
-def test_a_stalled_disk_holds_up_puts_and_nothing_else(tmp_path: Path) -> None:
-    """The disk stands still for real: the writers wait for the file, as they would for a device."""
+def test_stalled_disk_blocks_only_put(tmp_path: Path) -> None:
+    """The lock of the file is held, so the writers wait as they would for a slow device."""
 
     def interrupt(*_: object) -> None:
         raise InterruptedError
@@ -80,7 +80,7 @@ def test_a_stalled_disk_holds_up_puts_and_nothing_else(tmp_path: Path) -> None:
             signal.signal(signal.SIGALRM, previous)
             stats = store.stats()
             assert (stats.values, stats.stored_bytes, stats.in_flight_bytes) == (3, 3 * MIB, 3 * MIB)
-            store.drop(tickets.pop())  # its write has not begun: there are two threads
+            store.drop(tickets.pop())  # its write has not started: there are two threads
             assert store.stats().in_flight_bytes == 2 * MIB
             tickets.append(store.put(tensors[3]))
         store.flush()
@@ -91,7 +91,7 @@ def test_a_stalled_disk_holds_up_puts_and_nothing_else(tmp_path: Path) -> None:
         assert (stats.stored_bytes, stats.resident_bytes) == (3 * MIB, 0)
 
 
-def test_many_threads_may_want_the_same_value(tmp_path: Path) -> None:
+def test_several_threads_can_fetch_the_same_value(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_prefetch_bytes=MIB) as store:
         tensors = [random_bits((MIB // 2,), torch.uint8, i) for i in range(4)]
         tickets = [store.put(tensor) for tensor in tensors]
@@ -119,7 +119,7 @@ def test_many_threads_may_want_the_same_value(tmp_path: Path) -> None:
         assert store.stats().peak_prefetched_bytes <= MIB
 
 
-def test_a_value_larger_than_the_bound_is_written_at_once(tmp_path: Path) -> None:
+def test_value_larger_than_the_limit_is_written_before_put_returns(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=MIB) as store:
         tensor = random_bits((3 * MIB + 5,), torch.uint8)
         storage = weakref.ref(tensor.untyped_storage())
@@ -128,12 +128,12 @@ def test_a_value_larger_than_the_bound_is_written_at_once(tmp_path: Path) -> Non
         del tensor
         assert storage() is None
         assert store.stats().peak_in_flight_bytes == 0
-        store.prefetch(ticket)  # larger than may be read ahead too: ignored
+        store.prefetch(ticket)  # larger than max_prefetch_bytes, too: ignored
         assert store.stats().prefetched_bytes == 0
         assert_same(store.fetch(ticket), copy)
 
 
-def test_prefetch_reads_in_order_and_no_further_than_its_bound(tmp_path: Path) -> None:
+def test_prefetch_reads_in_order_up_to_its_limit(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, max_prefetch_bytes=3 * MIB, threads=1) as store:
         tensors = [random_bits((MIB,), torch.uint8, i) for i in range(8)]
         tickets = [store.put(tensor) for tensor in tensors]
@@ -148,11 +148,11 @@ def test_prefetch_reads_in_order_and_no_further_than_its_bound(tmp_path: Path) -
         stats = store.stats()
         assert stats.peak_prefetched_bytes == 3 * MIB
         assert stats.prefetched_bytes == 0
-        assert stats.prefetch_hits >= 6  # each was being read when it was asked for
+        assert stats.prefetch_hits >= 6  # most values were read or being read when fetched
         wait_until(lambda: store.stats().file_bytes == 0)
 
 
-def test_a_hint_for_what_is_still_in_memory_costs_nothing(tmp_path: Path) -> None:
+def test_prefetch_of_a_value_still_in_memory_reads_nothing(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
         tensor = random_bits((100,), torch.uint8)
         ticket = store.put(tensor)
@@ -165,7 +165,7 @@ def test_a_hint_for_what_is_still_in_memory_costs_nothing(tmp_path: Path) -> Non
         wait_until(lambda: store.stats().prefetched_bytes == 0)
 
 
-def test_tensors_are_made_in_the_callers_thread(tmp_path: Path) -> None:
+def test_tensors_are_allocated_in_the_calling_thread(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
         ticket = store.put(torch.zeros(1000))
         store.flush()
@@ -174,7 +174,7 @@ def test_tensors_are_made_in_the_callers_thread(tmp_path: Path) -> None:
         assert meter.peak_bytes == 4000
 
 
-def test_a_dropped_write_is_not_done(tmp_path: Path) -> None:
+def test_drop_cancels_a_queued_write(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes="64 MiB", threads=1) as store:
         tickets = [store.put(torch.zeros(4 * MIB)) for _ in range(4)]
         for ticket in tickets:
@@ -197,7 +197,7 @@ def test_close_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
     del tickets
 
 
-def test_a_collected_store_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
+def test_collected_store_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
     gc.collect()
     threads, files = io_threads(), open_files()
     for _ in range(5):
@@ -206,18 +206,18 @@ def test_a_collected_store_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
         cycle = [store, ticket]
         cycle.append(cycle)
         del store, ticket, cycle
-    # More than once: while another thread is collecting, a call does nothing.
+    # Repeated: gc.collect() does nothing while another thread collects.
     wait_until(lambda: gc.collect() >= 0 and io_threads() == threads)
     wait_until(lambda: open_files() == files)
 
 
-def test_a_ticket_keeps_its_store(tmp_path: Path) -> None:
+def test_ticket_keeps_its_store_alive(tmp_path: Path) -> None:
     ticket = DiskStore(tmp_path).put(torch.ones(5))
     gc.collect()
     assert_same(ticket._store.fetch(ticket), torch.ones(5))
 
 
-def test_closing_wakes_a_put_that_waits(tmp_path: Path) -> None:
+def test_close_wakes_a_waiting_put(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=4 * MIB, threads=1) as store:
         errors: list[BaseException] = []
         tickets = []
@@ -238,7 +238,7 @@ def test_closing_wakes_a_put_that_waits(tmp_path: Path) -> None:
         assert "closed" in str(errors[0])
 
 
-def test_an_error_that_escapes_in_a_thread_is_raised(tmp_path: Path) -> None:
+def test_error_in_a_background_thread_is_raised(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
         ticket = store.put(torch.ones(3))
         store._queue._writers.submit(lambda: [][0])
@@ -249,23 +249,23 @@ def test_an_error_that_escapes_in_a_thread_is_raised(tmp_path: Path) -> None:
         store._queue._writers._failures.clear()
 
 
-def test_arguments() -> None:
+def test_invalid_arguments() -> None:
     with pytest.raises(ArgumentError, match="at least one thread"):
         DiskStore(threads=0)
-    with pytest.raises(ArgumentError, match="a bare float"):
+    with pytest.raises(ArgumentError, match="0.5"):
         DiskStore(max_in_flight_bytes=0.5)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="here it is of use")
-def test_the_host_store_is_refused_without_an_accelerator() -> None:
-    with pytest.raises(ArgumentError, match="this machine has none: here host memory is the same memory"):
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without an accelerator")
+def test_host_store_is_refused_without_an_accelerator() -> None:
+    with pytest.raises(ArgumentError, match="this machine has none: values are already in host memory"):
         HostStore()
 
 
-def test_the_double_does_what_it_is_told() -> None:
+def test_memory_double_refuses_and_damages_on_request() -> None:
     store = MemoryDouble(refuse={"b"})
     a = store.put(torch.ones(2), "a")
-    with pytest.warns(UserWarning, match="told to refuse 'b'"):
+    with pytest.warns(UserWarning, match="refuses 'b', as the test requested"):
         b = store.put(torch.ones(2), "b")
     assert (a.fell_back, b.fell_back) == (False, True)
     assert store.stats().resident_bytes == 8
@@ -276,8 +276,8 @@ def test_the_double_does_what_it_is_told() -> None:
     assert store.calls == [("put", "a"), ("put", "b"), ("fetch", "a"), ("fetch", "b")]
 
 
-def test_a_mode_may_use_the_store_while_the_store_makes_a_tensor(tmp_path: Path) -> None:
-    """As a budget does, that makes room when it sees memory being taken."""
+def test_dispatch_mode_can_use_the_store_while_the_store_allocates(tmp_path: Path) -> None:
+    """A memory budget does this: an allocation makes it offload other values."""
 
     class Evicting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -298,7 +298,7 @@ def test_a_mode_may_use_the_store_while_the_store_makes_a_tensor(tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyError])
-def test_a_hint_for_which_there_is_no_memory_is_let_be(tmp_path: Path, error: type[Exception]) -> None:
+def test_prefetch_without_memory_is_skipped(tmp_path: Path, error: type[Exception]) -> None:
     class Refusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             raise error("no memory")
@@ -316,7 +316,7 @@ def test_a_hint_for_which_there_is_no_memory_is_let_be(tmp_path: Path, error: ty
             assert_same(store.fetch(ticket), tensor)
 
 
-def test_a_value_dropped_while_it_is_read_is_read_to_the_end(tmp_path: Path) -> None:
+def test_value_dropped_during_a_fetch_is_read_completely(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=64 * MIB) as store:
         tensor = random_bits((64 * MIB,), torch.uint8)
         ticket = store.put(tensor)

@@ -1,4 +1,4 @@
-"""Faults of a disk and of a process, for real: full, read-only, damaged, killed, forked, ended without a word."""
+"""Real faults of disks and processes: full, read-only or damaged disks; killed, forked or exiting processes."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def processes() -> Iterator[Processes]:
     processes.close()
 
 
-def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
+def test_full_disk_keeps_values_in_memory(small_disk: Path) -> None:
     with DiskStore(small_disk, threads=1) as store:
         tensors = [random_bits((MIB - 100,), torch.uint8, i) for i in range(10)]
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             tickets = [store.put(tensor.clone(), f"x{i}") for i, tensor in enumerate(tensors)]
             store.flush()
-            fallen = [ticket for ticket in tickets if ticket.fell_back]
+            fallbacks = [ticket for ticket in tickets if ticket.fell_back]
             for ticket in tickets:
                 store.prefetch(ticket)
             for ticket, tensor in zip(tickets, tensors, strict=True):
                 assert_same(store.fetch(ticket), tensor)
-        (warning,) = told
+        (warning,) = caught
         assert warning.category is LowtideWarning
         assert re.search(r"No space left on device.*Nothing is lost.*pass directory=", str(warning.message))
-        assert 6 <= len(fallen) <= 7
+        assert 6 <= len(fallbacks) <= 7
         stats = store.stats()
-        assert stats.fallbacks == len(fallen)
-        assert stats.resident_bytes == len(fallen) * tensors[0].nbytes
+        assert stats.fallbacks == len(fallbacks)
+        assert stats.resident_bytes == len(fallbacks) * tensors[0].nbytes
         for ticket in tickets:
             store.drop(ticket)
         assert store.stats().resident_bytes == 0
@@ -63,14 +63,14 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
         assert_same(store.fetch(again), tensors[3])
 
 
-def test_a_short_write_loses_nothing(processes: Processes, tmp_path: Path) -> None:
-    """A limit on the file size makes the system write a part, then refuse."""
-    done = processes.run(
+def test_short_write_keeps_the_value_in_memory(processes: Processes, tmp_path: Path) -> None:
+    """With a limit on the file size, the system writes a part and then fails."""
+    result = processes.run(
         """
         import resource, warnings
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_500_000, 2_500_000))
         tensors = [torch.randn(300_000) for _ in range(5)]  # 1.2 MB each, the third is cut in a block
-        with warnings.catch_warnings(record=True) as told, DiskStore(sys.argv[1], threads=1) as store:
+        with warnings.catch_warnings(record=True) as caught, DiskStore(sys.argv[1], threads=1) as store:
             warnings.simplefilter("always")
             tickets = [store.put(tensor.clone()) for tensor in tensors]
             store.flush()
@@ -79,15 +79,15 @@ def test_a_short_write_loses_nothing(processes: Processes, tmp_path: Path) -> No
             small = store.put(torch.ones(3))
             store.flush()
             assert not small.fell_back
-        assert len(told) == 1, told
-        assert "File too large" in str(told[0].message)
+        assert len(caught) == 1, caught
+        assert "File too large" in str(caught[0].message)
         """,
         tmp_path,
     )
-    assert (done.status, done.output) == (0, "")
+    assert (result.status, result.output) == (0, "")
 
 
-def test_a_warning_made_an_error_loses_nothing(small_disk: Path) -> None:
+def test_value_can_be_fetched_after_the_warning_was_raised_as_an_error(small_disk: Path) -> None:
     with DiskStore(small_disk) as store:
         tensor = random_bits((5 * MIB,), torch.uint8)
         ticket = store.put(tensor)
@@ -97,10 +97,10 @@ def test_a_warning_made_an_error_loses_nothing(small_disk: Path) -> None:
         assert_same(store.fetch(ticket), tensor)
 
 
-def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
+def test_read_only_directory_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "locked"
     directory.mkdir()
-    if os.getuid() == 0:  # whom permissions do not stop
+    if os.getuid() == 0:  # permissions do not apply to root
         mount(directory, "ro,size=1m")
     else:
         directory.chmod(0o500)
@@ -114,7 +114,7 @@ def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
 
 
 def spill_files(pid: int | str, directory: Path) -> list[str]:
-    """The open files of a process that have no name in `directory` any more."""
+    """Return the open files of a process that were deleted from `directory`."""
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"
@@ -123,7 +123,7 @@ def spill_files(pid: int | str, directory: Path) -> list[str]:
     return found
 
 
-def test_a_damaged_block_is_an_error_that_names_the_value(tmp_path: Path) -> None:
+def test_damaged_block_raises_an_error_that_names_the_value(tmp_path: Path) -> None:
     with DiskStore(tmp_path, threads=1) as store:
         tensors = [random_bits((MIB, 3), torch.uint8, i) for i in range(3)]
         tickets = [store.put(tensor.clone(), f"layer{i}.out") for i, tensor in enumerate(tensors)]
@@ -150,9 +150,9 @@ def test_a_damaged_block_is_an_error_that_names_the_value(tmp_path: Path) -> Non
         assert store.stats().prefetched_bytes == 0
 
 
-@pytest.mark.parametrize("hinted", [False, True])
-def test_a_disk_that_cannot_be_read_is_an_error_that_names_the_value(tmp_path: Path, hinted: bool) -> None:
-    """The file is for real not readable: its descriptor is now one that is open for writing only."""
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_failed_read_raises_an_error_that_names_the_value(tmp_path: Path, prefetched: bool) -> None:
+    """The descriptor of the file is replaced by a write-only one, so that real reads fail."""
     with DiskStore(tmp_path, threads=1) as store:
         tensor = random_bits((1000,), torch.uint8)
         tickets = [store.put(tensor, "layer7.out"), store.put(tensor)]
@@ -162,7 +162,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_that_names_the_value(tmp_path: P
         os.dup2(broken, fd)
         try:
             for ticket, name in zip(tickets, [r"'layer7.out' \(", r"a value \("], strict=True):
-                if hinted:
+                if prefetched:
                     store.prefetch(ticket)
                     entry = cast(DiskEntry, ticket._entry)
                     wait_until(lambda: entry.read is not None and entry.read.state is State.FAILED)
@@ -176,12 +176,12 @@ def test_a_disk_that_cannot_be_read_is_an_error_that_names_the_value(tmp_path: P
             os.dup2(readable, fd)
             os.close(readable)
             os.close(broken)
-        for ticket in tickets:  # the disk is back, and so is the value
+        for ticket in tickets:  # the file is readable again
             assert_same(store.fetch(ticket), tensor)
         assert store.stats().prefetched_bytes == 0
 
 
-def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
+def test_killed_process_leaves_no_file(tmp_path: Path) -> None:
     directory = tmp_path / "spill"
     script = (
         "import sys, torch\nfrom lowtide.stores import DiskStore\n"
@@ -193,7 +193,7 @@ def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"go\n"
         (path,) = spill_files(process.pid, directory)
-        wait_until(lambda: os.stat(path).st_size > MIB)  # it is writing
+        wait_until(lambda: os.stat(path).st_size > MIB)  # the process is writing
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     finally:
@@ -207,15 +207,15 @@ ENDINGS = {
     "end": "",
     "exit": "sys.exit(0)",
     "collected": "store = None",
-    "held by a module": "sys.modules['kept'] = (store, tickets)",
+    "referenced by a module": "sys.modules['kept'] = (store, tickets)",
     "in a cycle": "tickets.append(tickets)",
     "a large value": "last = store.put(torch.ones(1 << 25), 'big')",
 }
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_process_that_ends_without_close_ends_quietly(processes: Processes, tmp_path: Path, ending: str) -> None:
-    done = processes.run(
+def test_process_exits_cleanly_without_close(processes: Processes, tmp_path: Path, ending: str) -> None:
+    result = processes.run(
         f"""
         store = DiskStore(sys.argv[1], max_in_flight_bytes="100 MiB")
         tickets = [store.put(torch.ones(1 << 20)) for _ in range(24)]
@@ -224,13 +224,13 @@ def test_a_process_that_ends_without_close_ends_quietly(processes: Processes, tm
         """,
         tmp_path,
     )
-    assert (done.status, done.output) == (0, "")
-    assert done.seconds < 10
+    assert (result.status, result.output) == (0, "")
+    assert result.seconds < 10
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exception_ends_the_process_with_that_exception_only(processes: Processes, tmp_path: Path) -> None:
-    done = processes.run(
+def test_process_with_an_exception_prints_only_that_exception(processes: Processes, tmp_path: Path) -> None:
+    result = processes.run(
         """
         store = DiskStore(sys.argv[1])
         tickets = [store.put(torch.ones(1 << 22)) for _ in range(8)]
@@ -238,16 +238,16 @@ def test_an_exception_ends_the_process_with_that_exception_only(processes: Proce
         """,
         tmp_path,
     )
-    assert done.status == 1
-    assert done.output.count("Traceback") == 1
-    assert done.output.rstrip().endswith('KeyError: "the user\'s own"')
+    assert result.status == 1
+    assert result.output.count("Traceback") == 1
+    assert result.output.rstrip().endswith('KeyError: "the user\'s own"')
 
 
-def test_a_forked_child_is_told_and_ends(processes: Processes, tmp_path: Path) -> None:
-    done = processes.run(
+def test_forked_child_gets_errors_and_exits(processes: Processes, tmp_path: Path) -> None:
+    result = processes.run(
         """
         store = DiskStore(sys.argv[1], max_in_flight_bytes="512 MiB")
-        tickets = [store.put(torch.ones(1 << 20)) for _ in range(40)]  # the threads are busy when it forks
+        tickets = [store.put(torch.ones(1 << 20)) for _ in range(40)]  # the threads are busy during the fork
         pid = os.fork()
         if pid == 0:
             for call in (lambda: store.put(torch.ones(3)), lambda: store.fetch(tickets[0]), lambda: store.stats(),
@@ -261,10 +261,10 @@ def test_a_forked_child_is_told_and_ends(processes: Processes, tmp_path: Path) -
                 else:
                     raise SystemExit("no error")
             tickets.pop()
-            sys.exit(0)  # with all that happens at an exit
+            sys.exit(0)  # with normal interpreter shutdown
         assert os.waitpid(pid, 0)[1] == 0
         assert all(torch.equal(store.fetch(ticket), torch.ones(1 << 20)) for ticket in tickets)
         """,
         tmp_path,
     )
-    assert (done.status, done.output) == (0, "")
+    assert (result.status, result.output) == (0, "")

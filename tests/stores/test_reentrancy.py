@@ -1,4 +1,4 @@
-"""What happens while a store frees or makes memory: callbacks that use the store again, and values changed too late."""
+"""Callbacks that use a store while it allocates or frees memory, and values changed after put."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def within(seconds: float, work: Callable[[], object]) -> None:
-    """Run `work` in a thread that may hang, and say so if it does."""
+    """Run `work` in a thread. Fail if it takes longer than `seconds`."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -32,7 +32,7 @@ def within(seconds: float, work: Callable[[], object]) -> None:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    assert not thread.is_alive(), "it hangs"
+    assert not thread.is_alive(), f"no result after {seconds} seconds"
     if errors:
         raise errors[0]
 
@@ -44,14 +44,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     within(5, store.close)
 
 
-@pytest.mark.parametrize("way", ["drain", "drop", "lose", "close"])
+@pytest.mark.parametrize("way", ["drain", "drop", "collect", "close"])
 def test_memory_is_freed_without_a_lock(store: Store, way: str) -> None:
-    """Whoever watches a storage is called when it goes, and may ask the store how much it holds."""
-    asked: list[int] = []
+    """A finalizer of the storage can read the statistics of the store."""
+    seen_values: list[int] = []
 
     def put() -> Ticket:
         tensor = random_bits((5000,), torch.uint8)
-        weakref.finalize(tensor.untyped_storage(), lambda: asked.append(store.stats().values)).atexit = False
+        weakref.finalize(tensor.untyped_storage(), lambda: seen_values.append(store.stats().values)).atexit = False
         return store.put(tensor)
 
     def work() -> None:
@@ -60,37 +60,39 @@ def test_memory_is_freed_without_a_lock(store: Store, way: str) -> None:
             store.drain(5000)
         elif way == "drop":
             store.drop(tickets[0])
-        elif way == "lose":
+        elif way == "collect":
             tickets.clear()
         else:
             store.close()
         if way != "drain" or isinstance(store, DiskStore):
-            wait_until(lambda: len(asked) == 1)
+            wait_until(lambda: len(seen_values) == 1)
 
     within(5, work)
 
 
-def test_a_callback_in_a_thread_of_the_store_does_not_wait_for_itself(tmp_path: Path) -> None:
+def test_callback_in_a_thread_of_the_store_cannot_wait_for_the_store(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=MIB, threads=1) as store:
-        told: list[BaseException] = []
+        errors: list[BaseException] = []
 
-        def gone() -> None:
-            for verb in (lambda: store.drain(1), lambda: store.put(torch.ones(MIB // 4)), store.flush):
+        def finalize() -> None:
+            for call in (lambda: store.drain(1), lambda: store.put(torch.ones(MIB // 4)), store.flush):
                 try:
-                    verb()
+                    call()
                 except StoreError as error:
-                    told.append(error)
+                    errors.append(error)
 
         tensor = random_bits((MIB,), torch.uint8)
-        weakref.finalize(tensor.untyped_storage(), gone).atexit = False
+        weakref.finalize(tensor.untyped_storage(), finalize).atexit = False
         ticket = store.put(tensor)
         del tensor
         within(5, store.flush)
-        assert [str(error).split(":")[0] for error in told] == ["a thread of the disk store cannot wait for itself"] * 3
+        assert [str(error).split(":")[0] for error in errors] == [
+            "a thread of the disk store cannot wait for itself"
+        ] * 3
         assert_same(store.fetch(ticket), random_bits((MIB,), torch.uint8))
 
 
-def test_memory_goes_with_its_ticket_though_the_disk_stands_still(tmp_path: Path) -> None:
+def test_collected_ticket_frees_memory_while_the_disk_is_stalled(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, threads=1) as store:
         tensors = [random_bits((MIB,), torch.uint8, i) for i in range(3)]
         storage = weakref.ref(tensors[2].untyped_storage())
@@ -106,7 +108,7 @@ def test_memory_goes_with_its_ticket_though_the_disk_stands_still(tmp_path: Path
 
 
 class Evicting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Puts something when it sees memory being taken, as a budget does."""
+    """Calls `evict` at each allocation, as a memory budget does."""
 
     def __init__(self, evict: Callable[[], object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,7 +120,7 @@ class Evicting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def test_a_mode_may_use_the_host_store_while_it_makes_a_tensor() -> None:
+def test_dispatch_mode_can_use_the_host_store_while_the_store_allocates() -> None:
     store = HostStore(copies=InstantCopies())
     tickets = [store.put(random_bits((n,), torch.uint8, n)) for n in (3, 4, 5)]
     victims = [random_bits((n,), torch.uint8) for n in range(10)]
@@ -126,7 +128,7 @@ def test_a_mode_may_use_the_host_store_while_it_makes_a_tensor() -> None:
     depth: list[int] = []
 
     def evict() -> None:
-        if not depth:  # a put makes memory itself
+        if not depth:  # put allocates, too
             depth.append(1)
             evicted.append(store.put(victims.pop()))
             store.drain(1)
@@ -149,7 +151,7 @@ class NoMemory(InstantCopies):
         raise RuntimeError("out of memory")
 
 
-def test_a_host_put_that_fails_counts_for_nothing() -> None:
+def test_failed_host_put_changes_no_statistics() -> None:
     store = HostStore(copies=NoMemory())
     with pytest.raises(RuntimeError, match="out of memory"):
         store.put(torch.zeros(10))
@@ -157,7 +159,7 @@ def test_a_host_put_that_fails_counts_for_nothing() -> None:
     assert (stats.values, stats.stored_bytes, stats.put_bytes, stats.in_flight_bytes) == (0, 0, 0, 0)
 
 
-def test_a_host_hint_for_which_there_is_no_memory_is_let_be() -> None:
+def test_host_prefetch_without_memory_is_skipped() -> None:
     copies = InstantCopies()
     store = HostStore(copies=copies)
     tensor = random_bits((10,), torch.uint8)
@@ -173,11 +175,11 @@ def test_a_host_hint_for_which_there_is_no_memory_is_let_be() -> None:
 
 
 @pytest.mark.parametrize("when", ["before it is written", "while it is written"])
-def test_a_value_changed_after_it_was_put_is_never_handed_out(tmp_path: Path, when: str) -> None:
-    """Torch counts what is done in place; a write that read half of it would otherwise be a wrong gradient."""
+def test_value_changed_after_put_raises(tmp_path: Path, when: str) -> None:
+    """Detected by the version counter of torch. A wrong value would be a wrong gradient."""
     with DiskStore(tmp_path, threads=1) as store:
         tensor = random_bits((MIB,), torch.uint8)
-        with store._queue.file._lock:  # the disk stands still
+        with store._queue.file._lock:  # stalls the disk
             ticket = store.put(tensor, "layer3.out")
             tensor.add_(1)
             if when == "before it is written":
@@ -193,7 +195,7 @@ def test_a_value_changed_after_it_was_put_is_never_handed_out(tmp_path: Path, wh
         assert store.stats().resident_bytes == 0
 
 
-def test_a_value_changed_in_the_device_store_is_told() -> None:
+def test_value_changed_in_the_device_store_raises() -> None:
     store = DeviceStore()
     tensor = torch.ones(3)
     ticket = store.put(tensor, "x")
@@ -202,7 +204,7 @@ def test_a_value_changed_in_the_device_store_is_told() -> None:
         store.fetch(ticket)
 
 
-def test_tensors_of_inference_mode_have_no_version_and_are_taken(tmp_path: Path) -> None:
+def test_inference_tensors_have_no_version_and_are_stored(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store, torch.inference_mode():
         tensor = random_bits((100,), torch.float32)
         ticket = store.put(tensor)
@@ -210,8 +212,8 @@ def test_tensors_of_inference_mode_have_no_version_and_are_taken(tmp_path: Path)
         assert_same(store.fetch(ticket), tensor)
 
 
-def test_a_value_whose_memory_was_given_back_is_no_crash(tmp_path: Path) -> None:
-    """As FSDP does with parameters: the storage is resized to nothing while the tensor lives."""
+def test_value_with_a_freed_storage_raises(tmp_path: Path) -> None:
+    """FSDP resizes the storages of parameters to 0 while the tensors exist."""
     with DiskStore(tmp_path, threads=1) as store:
         tensor = random_bits((MIB,), torch.uint8)
         with store._queue.file._lock:
@@ -219,6 +221,6 @@ def test_a_value_whose_memory_was_given_back_is_no_crash(tmp_path: Path) -> None
             ticket = store.put(tensor, "weight")
             tensor.untyped_storage().resize_(0)
         store.flush()
-        with pytest.raises(DamagedValueError, match=r"'weight' .*its memory was given back"):
+        with pytest.raises(DamagedValueError, match=r"'weight' .*its memory was freed"):
             store.fetch(ticket)
         store.fetch(blocker)

@@ -1,4 +1,4 @@
-"""Where a value is, what it would take to fetch it, and waiting until memory is free: what a budget asks a store."""
+"""Residency, bytes to fetch, and waiting for free memory: the interface for memory budgets."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from .tiers import InstantCopies, InstantCopy, assert_same, random_bits, wait_un
 MIB = 1 << 20
 
 
-def test_every_tier_says_what_a_fetch_would_take(store: Store) -> None:
+def test_bytes_to_fetch_on_every_tier(store: Store) -> None:
     tensor = random_bits((1000,), torch.uint8)
     ticket = store.put(tensor, "x")
     store.drain(1000)
-    here = isinstance(store, DeviceStore) and not isinstance(store, MemoryDouble)
-    assert store.is_resident(ticket) == here
-    assert store.bytes_to_fetch(ticket) == (0 if here else 1000)
+    in_memory = isinstance(store, DeviceStore) and not isinstance(store, MemoryDouble)
+    assert store.is_resident(ticket) == in_memory
+    assert store.bytes_to_fetch(ticket) == (0 if in_memory else 1000)
     with PeakMeter() as meter:
         got = store.fetch(ticket)
-    if not here:
+    if not in_memory:
         assert meter.peak_bytes == 1000
-    assert store.bytes_to_fetch(ticket) == (0 if here else 1000)  # what a fetch has given is not the store's
+    assert store.bytes_to_fetch(ticket) == (0 if in_memory else 1000)  # the store does not keep a fetched tensor
     assert_same(got, tensor)
     store.drop(ticket)
-    for verb in (store.is_resident, store.bytes_to_fetch):
+    for call in (store.is_resident, store.bytes_to_fetch):
         with pytest.raises(ArgumentError, match="was dropped"):
-            verb(ticket)
+            call(ticket)
     store.close()
     with pytest.raises(StoreError, match="is closed"):
         store.drain(1)
 
 
-def test_settling_ends_on_every_tier(store: Store) -> None:
+def test_drain_returns_on_every_tier(store: Store) -> None:
     assert store.drain(10**9) == 0
     tickets = [store.put(random_bits((500,), torch.uint8, i)) for i in range(8)]
     assert 0 <= store.drain(10**9) <= 4000
@@ -51,8 +51,8 @@ def test_settling_ends_on_every_tier(store: Store) -> None:
     del tickets
 
 
-def test_a_second_eviction_is_free(store: Store) -> None:
-    """Whoever keeps the ticket may let the tensor go and fetch it again, and nothing is put or written for it."""
+def test_second_eviction_needs_no_write(store: Store) -> None:
+    """With the ticket, a fetched tensor can be freed and fetched again."""
     tensor = random_bits((1000,), torch.uint8)
     ticket = store.put(tensor.clone())
     store.drain(1000)
@@ -70,10 +70,10 @@ def test_a_second_eviction_is_free(store: Store) -> None:
         assert stats.resident_bytes == before.resident_bytes
 
 
-def test_a_value_on_the_disk_comes_and_goes(tmp_path: Path) -> None:
+def test_residency_of_a_value_on_disk(tmp_path: Path) -> None:
     with DiskStore(tmp_path, threads=1, record_timeline=True) as store:
         tensor = random_bits((MIB,), torch.uint8)
-        with store._queue.file._lock:  # the disk stands still
+        with store._queue.file._lock:  # stalls the disk
             ticket = store.put(tensor)
             assert store.is_resident(ticket)
             assert store.bytes_to_fetch(ticket) == 0
@@ -82,7 +82,7 @@ def test_a_value_on_the_disk_comes_and_goes(tmp_path: Path) -> None:
         assert not store.is_resident(ticket)
         assert store.bytes_to_fetch(ticket) == MIB
         store.prefetch(ticket)
-        assert store.bytes_to_fetch(ticket) == 0  # its memory is there, whether or not it is read
+        assert store.bytes_to_fetch(ticket) == 0  # allocated, read or not
         wait_until(lambda: store.is_resident(ticket))
         for _ in range(2):
             assert_same(store.fetch(ticket), tensor)
@@ -92,7 +92,7 @@ def test_a_value_on_the_disk_comes_and_goes(tmp_path: Path) -> None:
         assert kinds.count("read") == 2
 
 
-def test_settle_waits_for_as_much_as_is_asked_and_no_more(tmp_path: Path) -> None:
+def test_drain_waits_for_the_requested_bytes_only(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, threads=1) as store:
         alive: list[weakref.ref[torch.UntypedStorage]] = []
         tickets = []
@@ -109,7 +109,7 @@ def test_settle_waits_for_as_much_as_is_asked_and_no_more(tmp_path: Path) -> Non
         started = time.perf_counter()
         assert store.drain(2 * MIB) >= 2 * MIB
         assert time.perf_counter() - started >= 0.02
-        assert sum(ref() is not None for ref in alive) <= 2  # measured on the memory itself
+        assert sum(ref() is not None for ref in alive) <= 2  # counts live storages
         assert store.drain(100 * MIB) <= 2 * MIB
         assert sum(ref() is not None for ref in alive) == 0
         assert store.drain(1) == 0
@@ -117,18 +117,18 @@ def test_settle_waits_for_as_much_as_is_asked_and_no_more(tmp_path: Path) -> Non
             assert_same(store.fetch(ticket), random_bits((MIB,), torch.uint8, i))
 
 
-def test_what_is_dropped_counts_as_gone(tmp_path: Path) -> None:
+def test_dropped_values_count_as_drained(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, threads=1) as store:
         with store._queue.file._lock:
             tickets = [store.put(random_bits((MIB,), torch.uint8, i)) for i in range(4)]
-            watch = when_thread_waits(store, tickets.pop)  # its write has not begun: there is one thread
+            watch = when_thread_waits(store, tickets.pop)  # its write has not started: there is one thread
             assert store.drain(MIB) == MIB
             watch.join()
             assert store.stats().in_flight_bytes == 3 * MIB
         store.flush()
 
 
-def test_settle_ends_when_nothing_can_be_written(small_disk: Path) -> None:
+def test_drain_returns_when_writes_fail(small_disk: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with DiskStore(small_disk, max_in_flight_bytes=64 * MIB, threads=1) as store:
@@ -141,11 +141,11 @@ def test_settle_ends_when_nothing_can_be_written(small_disk: Path) -> None:
                 assert_same(store.fetch(ticket), random_bits((3 * MIB,), torch.uint8, i))
 
 
-def test_closing_wakes_whoever_settles(tmp_path: Path) -> None:
+def test_close_wakes_a_waiting_drain(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, threads=1)
     errors: list[BaseException] = []
 
-    def settle() -> None:
+    def drain() -> None:
         try:
             store.drain(MIB)
         except StoreError as error:
@@ -154,7 +154,7 @@ def test_closing_wakes_whoever_settles(tmp_path: Path) -> None:
     lock = store._queue.file._lock
     with lock:
         ticket = store.put(random_bits((MIB,), torch.uint8))
-        thread = threading.Thread(target=settle)
+        thread = threading.Thread(target=drain)
         thread.start()
         closing = when_thread_waits(store, store.close)
         thread.join(5)
@@ -175,14 +175,14 @@ class SlowCopy(InstantCopy):
 
 
 class SlowCopies(InstantCopies):
-    """Copies that end when they are waited for."""
+    """Copies that end when `wait` is called."""
 
     def start(self, target: torch.Tensor, source: torch.Tensor) -> InstantCopy:
         super().start(target, source)
         return SlowCopy()
 
 
-def test_the_host_store_waits_for_the_oldest_copies() -> None:
+def test_host_store_waits_for_the_oldest_copies() -> None:
     store = HostStore(copies=SlowCopies())
     tickets = [store.put(random_bits((100,), torch.uint8, i)) for i in range(4)]
     assert store.drain(150) == 200

@@ -1,4 +1,4 @@
-"""Speeds of stores and codecs: numbers that can be divided by, and nothing left behind."""
+"""Measured speeds are finite and positive, and measurements leave no values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lowtide.profiling.peak_meter import PeakMeter
 from lowtide.stores import DiskStore, MemoryDouble, StoreError, speed
 from lowtide.stores.speed import MAX_VALUE_BYTES, VALUES, Speed, measure_store, measure_transfer_costs
 
-from ..stores.tiers import TIERS, assert_same, random_bits, wait_until
+from .tiers import TIERS, assert_same, random_bits, wait_until
 
 MIB = 1 << 20
 
@@ -27,21 +27,21 @@ def check(speed: Speed) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_stores(tier: str, tmp_path: Path) -> None:
+def test_measure_store_on_every_tier(tier: str, tmp_path: Path) -> None:
     with TIERS[tier](tmp_path) as store:
-        kept = random_bits((1000,), torch.uint8)
-        ticket = store.put(kept, "somebody's")
+        tensor = random_bits((1000,), torch.uint8)
+        ticket = store.put(tensor, "other")
         check(measure_store(store, "2 MiB"))
         check(measure_store(store, 3))
         stats = store.stats()
         assert (stats.values, stats.stored_bytes, stats.prefetched_bytes, stats.in_flight_bytes) == (1, 1000, 0, 0)
-        assert_same(store.fetch(ticket), kept)
+        assert_same(store.fetch(ticket), tensor)
         store.drop(ticket)
         wait_until(lambda: store.stats().file_bytes == 0)
         assert store.stats().resident_bytes == 0
 
 
-def test_what_a_measurement_does(tmp_path: Path) -> None:
+def test_measurement_is_bounded_and_leaves_the_random_state(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes="32 MiB", record_timeline=True) as store:
         state = torch.random.get_rng_state()
         with PeakMeter() as meter:
@@ -51,39 +51,39 @@ def test_what_a_measurement_does(tmp_path: Path) -> None:
         gc.collect()
         assert meter.live_bytes == 0
         written = [span.nbytes for span in store.timeline() if span.kind == "write"]
-        assert written == [10 * MIB // 8] * 10  # the first is not counted, and the last byte is rounded up
+        assert written == [10 * MIB // 8] * 10  # one warm-up, and the last byte needs one more value
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_measurement_that_fails_leaves_nothing() -> None:
+def test_failed_measurement_leaves_no_values() -> None:
     store = MemoryDouble(refuse={"a measurement"})
-    with pytest.warns(LowtideWarning), pytest.raises(StoreError, match=r"cannot be measured, because its writes fail"):
+    with pytest.warns(LowtideWarning), pytest.raises(StoreError, match=r"cannot be measured because its writes fail"):
         measure_store(store, MIB)
     assert store.stats().values == 0
 
 
-def test_the_example_in_the_docs() -> None:
+def test_docstring_examples() -> None:
     results = doctest.testmod(speed)
     assert results.attempted
     assert not results.failed
 
 
-def test_trips_are_measured_beside_ops_and_leave_nothing(tmp_path: Path) -> None:
+def test_transfer_costs_are_not_negative_and_leave_no_values(tmp_path: Path) -> None:
     state = torch.get_rng_state()
     with DiskStore(tmp_path) as store:
-        trips = measure_transfer_costs(store)
+        costs = measure_transfer_costs(store)
         assert (
-            min(trips.put_s, trips.put_s_per_byte, trips.fetch_s, trips.prefetch_s_each, trips.prefetch_s_per_byte) >= 0
+            min(costs.put_s, costs.put_s_per_byte, costs.fetch_s, costs.prefetch_s_each, costs.prefetch_s_per_byte) >= 0
         )
-        assert 0 < trips.fetch_bytes_per_s < 1e12
-        assert 0 < trips.prefetch_bytes_per_s < 1e12
+        assert 0 < costs.fetch_bytes_per_s < 1e12
+        assert 0 < costs.prefetch_bytes_per_s < 1e12
         assert store.stats().prefetch_hits >= VALUES
         assert store.stats().prefetched_bytes == 0
         assert store.stats().values == 0
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_trips_to_a_store_that_cannot_be_written_are_an_error() -> None:
+def test_transfer_costs_of_a_store_whose_writes_fail_raise() -> None:
     store = MemoryDouble(refuse={"a measurement"})
     with pytest.warns(LowtideWarning), pytest.raises(StoreError, match="cannot be measured"):
         measure_transfer_costs(store)

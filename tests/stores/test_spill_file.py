@@ -1,4 +1,4 @@
-"""The spill file: no two values share a byte, and nothing is lost track of."""
+"""The spill file: extents do not overlap, space is reused, and checksums detect damage."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_extents_tile_the_file(steps: list[tuple[bool, int, int]]) -> None:
         assert [start for start, _ in parts] == [0, *(a + n for a, n in parts)][: len(parts)]  # no gap, no overlap
         assert extents.end == sum(length for _, length in parts)
         stops = {start + length for start, length in extents.holes}
-        assert not stops & {start for start, _ in extents.holes}  # neighbours are one hole
-        assert extents.end not in stops  # and none is at the end
+        assert not stops & {start for start, _ in extents.holes}  # adjacent holes are merged
+        assert extents.end not in stops  # no hole at the end
     for extent in held:
         extents.free(extent)
     assert extents.end == 0
 
 
-def test_room_is_used_again_and_given_back(tmp_path: Path) -> None:
+def test_freed_space_is_reused_and_returned(tmp_path: Path) -> None:
     file = SpillFile(tmp_path)
     data = np.arange(3 * BLOCK, dtype=np.uint8)
     a, b, c = (file.write(data + i, NEVER) for i in range(3))
@@ -64,22 +64,22 @@ def test_room_is_used_again_and_given_back(tmp_path: Path) -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     length=st.sampled_from([1, 7, 8, 100, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 5 * PAGE + 77]),
-    shift=st.integers(0, 9),  # memory that is not aligned
-    kind=st.sampled_from(["zeros", "ones", "random"]),
-    place=st.integers(0, 10**6),
+    shift=st.integers(0, 9),  # unaligned memory
+    content=st.sampled_from(["zeros", "ones", "random"]),
+    position=st.integers(0, 10**6),
     bit=st.integers(0, 7),
 )
-def test_the_checksum_sees_every_bit(length: int, shift: int, kind: str, place: int, bit: int) -> None:
+def test_checksum_detects_any_flipped_bit(length: int, shift: int, content: str, position: int, bit: int) -> None:
     random = np.random.default_rng(0).integers(0, 256, length, dtype=np.uint8)
     data = np.empty(length + shift, dtype=np.uint8)[shift:]
-    data[:] = random if kind == "random" else 255 * (kind == "ones")
+    data[:] = random if content == "random" else 255 * (content == "ones")
     before = checksum(data)
     assert checksum(data.copy()) == before
-    data[place % length] ^= 1 << bit
+    data[position % length] ^= 1 << bit
     assert checksum(data) != before
 
 
-def test_the_checksum_sees_what_disks_do() -> None:
+def test_checksum_detects_typical_disk_damage() -> None:
     data = np.random.default_rng(0).integers(0, 256, 256 * PAGE, dtype=np.uint8)
     pages = data.reshape(-1, PAGE)
     damages: dict[str, Callable[[Bytes], None]] = {
@@ -91,27 +91,27 @@ def test_the_checksum_sees_what_disks_do() -> None:
         "moved by a word": lambda d: d.__setitem__(slice(None), np.roll(d, 8)),
         "all lost": lambda d: d.fill(0),
     }
-    seen = {checksum(data)}
+    checksums = {checksum(data)}
     for damage in damages.values():
         damaged = pages.copy()
         damage(damaged)
-        seen.add(checksum(damaged.reshape(-1)))
-    assert len(seen) == 1 + len(damages)
+        checksums.add(checksum(damaged.reshape(-1)))
+    assert len(checksums) == 1 + len(damages)
 
 
-def test_lost_pages_of_equal_values_are_seen() -> None:
-    """A sum of words does not: 512 times 2.0, as the bits of float64, is 0."""
+def test_checksum_detects_lost_pages_of_equal_values() -> None:
+    """A sum of 64-bit words would not: 512 times the bits of 2.0 is 0 modulo 2^64."""
     for value in (-0.0, 1.0, 2.0, float("inf"), 1e300):
         block = np.full(BLOCK // 8, value)
-        seen = {checksum(block.view(np.uint8))}
+        checksums = {checksum(block.view(np.uint8))}
         for pages in (1, 2, 128, BLOCK // PAGE):
             damaged = block.copy()
             damaged[: pages * PAGE // 8] = 0
-            seen.add(checksum(damaged.view(np.uint8)))
-        assert len(seen) == 5, value
+            checksums.add(checksum(damaged.view(np.uint8)))
+        assert len(checksums) == 5, value
 
 
-def test_the_file_is_private_and_has_no_name(tmp_path: Path) -> None:
+def test_file_is_private_and_has_no_name(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "spill"
     file = SpillFile(directory)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -121,7 +121,7 @@ def test_the_file_is_private_and_has_no_name(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_path_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match=r"cannot write in .*file.*pass directory="):
         SpillFile(tmp_path / "file")

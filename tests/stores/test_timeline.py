@@ -1,4 +1,4 @@
-"""The timeline: what is recorded, by whom, and that nothing is unless it was asked for."""
+"""The timeline records writes, reads and waits, and nothing unless enabled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def by_kind(store: DiskStore, kind: str) -> list[Span]:
     return [span for span in store.timeline() if span.kind == kind]
 
 
-def test_nothing_is_recorded_unless_asked_for(tmp_path: Path) -> None:
+def test_timeline_is_off_by_default(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
         ticket = store.put(torch.ones(1000))
         store.flush()
@@ -30,25 +30,25 @@ def test_nothing_is_recorded_unless_asked_for(tmp_path: Path) -> None:
         assert store.timeline() == ()
 
 
-def test_work_and_waiting(tmp_path: Path) -> None:
+def test_timeline_records_transfers_and_waits(tmp_path: Path) -> None:
     before = time.perf_counter()
     with DiskStore(tmp_path, max_in_flight_bytes=2 * MIB, threads=1, record_timeline=True) as store:
-        with store._queue.file._lock:  # the disk stands still
+        with store._queue.file._lock:  # stalls the disk
             tickets = [store.put(random_bits((MIB,), torch.uint8, i), f"x{i}") for i in range(2)]
-        assert not by_kind(store, "wait for write")  # there was room
+        assert not by_kind(store, "wait for write")  # below the limit
         store.flush()
         lock = store._queue.file._lock
         lock.acquire()
         tickets += [store.put(random_bits((MIB,), torch.uint8, i), f"x{i}") for i in range(2, 4)]
         when_thread_waits(store, lock.release)
         tickets.append(store.put(random_bits((MIB,), torch.uint8, 4), "x4"))
-        (held_up,) = [span for span in by_kind(store, "wait for write") if span.name == "x4"]
-        assert held_up.nbytes == MIB
-        assert held_up.seconds >= 0.02
+        (blocked,) = [span for span in by_kind(store, "wait for write") if span.name == "x4"]
+        assert blocked.nbytes == MIB
+        assert blocked.seconds >= 0.02
         store.drain(5 * MIB)
         writes = by_kind(store, "write")
         assert [(span.name, span.nbytes) for span in writes] == [(f"x{i}", MIB) for i in range(5)]
-        assert any(write.start_seconds < held_up.end_seconds and write.end_seconds > held_up.start_seconds
+        assert any(write.start_seconds < blocked.end_seconds and write.end_seconds > blocked.start_seconds
                    for write in writes)  # fmt: skip
 
         store.fetch(tickets[0])
@@ -59,7 +59,7 @@ def test_work_and_waiting(tmp_path: Path) -> None:
         wait_until(lambda: store.is_resident(tickets[1]))
         store.fetch(tickets[1])
         assert [span.name for span in by_kind(store, "read")] == ["x0", "x1"]
-        assert len(by_kind(store, "wait for read")) == 1  # it had been read ahead
+        assert len(by_kind(store, "wait for read")) == 1  # the other fetch was prefetched
     spans = store.timeline()  # also after close
     assert len(spans) >= 9
     ends = [span.end_seconds for span in spans if span.kind == "write"]
@@ -69,8 +69,8 @@ def test_work_and_waiting(tmp_path: Path) -> None:
         spans[0].nbytes = 3  # type: ignore[misc]
 
 
-def test_it_is_bounded_and_may_be_read_while_it_grows() -> None:
-    timeline = Timeline(wanted=True)
+def test_timeline_is_bounded_and_can_be_read_while_it_grows() -> None:
+    timeline = Timeline(enabled=True)
     threads = [threading.Thread(target=lambda: [timeline.add("read", 0.0, n) for n in range(LIMIT)]) for _ in range(2)]
     for thread in threads:
         thread.start()

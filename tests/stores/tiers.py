@@ -1,4 +1,4 @@
-"""The tiers that the conformance suite runs over, and the tensors it puts."""
+"""The tiers under test, and helpers for the store tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InstantCopy:
 
 
 class InstantCopies:
-    """Copies within the CPU's memory: lets the host store's bookkeeping run, and says nothing of its streams."""
+    """Synchronous copies in CPU memory. They test the bookkeeping of the host store, not its streams."""
 
     def start(self, target: torch.Tensor, source: torch.Tensor) -> InstantCopy:
         target.copy_(source)
@@ -38,7 +38,7 @@ class InstantCopies:
 TIERS: dict[str, Callable[[Path], Store]] = {
     "device": lambda directory: DeviceStore(),
     "disk": lambda directory: DiskStore(directory, max_in_flight_bytes="1 MiB", max_prefetch_bytes="512 KiB"),
-    "disk, one thread, small bounds": lambda directory: DiskStore(directory, max_in_flight_bytes=2048, threads=1),
+    "disk, one thread, small limits": lambda directory: DiskStore(directory, max_in_flight_bytes=2048, threads=1),
     "host, instant copies": lambda directory: HostStore(max_in_flight_bytes=4096, copies=InstantCopies()),
     "memory double": lambda directory: MemoryDouble(),
 }
@@ -49,7 +49,7 @@ DEVICE = torch.accelerator.current_accelerator() if torch.accelerator.is_availab
 
 
 def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """A tensor of any bits, NaNs and all."""
+    """Return a tensor with random bits, including NaNs."""
     generator = torch.Generator().manual_seed(seed)
     count = dtype.itemsize
     for n in shape:
@@ -61,31 +61,31 @@ def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> to
     return raw.view(dtype).view(shape).to(DEVICE)
 
 
-def assert_same(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    """The same bits in the same geometry."""
-    assert got.dtype is wanted.dtype
-    assert got.shape == wanted.shape
-    assert got.stride() == wanted.stride()
-    assert got.device == wanted.device
+def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Assert the same bits, dtype, layout and device."""
+    assert got.dtype is expected.dtype
+    assert got.shape == expected.shape
+    assert got.stride() == expected.stride()
+    assert got.device == expected.device
     assert not got.requires_grad
-    nbytes = wanted.numel() * wanted.itemsize
+    nbytes = expected.numel() * expected.itemsize
     bits = [
         torch.empty(0, dtype=torch.uint8, device=t.device).set_(
             t.untyped_storage(), t.storage_offset() * t.itemsize, (nbytes,), (1,)
         )
-        for t in (got, wanted)
+        for t in (got, expected)
     ]
     assert torch.equal(*bits)
 
 
-def settle(store: Store) -> None:
-    """Have everything written that is to be."""
+def flush(store: Store) -> None:
+    """Wait for all writes."""
     if isinstance(store, DiskStore):
         store.flush()
 
 
 def when_thread_waits(store: DiskStore, act: Callable[[], object], after_seconds: float = 0.02) -> threading.Thread:
-    """Do something when a thread has been waiting for the store for a while."""
+    """Call `act` in a new thread, `after_seconds` after a thread has started to wait for the store."""
 
     def watch() -> None:
         wait_until(lambda: len(store._queue._waiters) > 0)
@@ -98,8 +98,8 @@ def when_thread_waits(store: DiskStore, act: Callable[[], object], after_seconds
 
 
 def wait_until(ready: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait for what a background thread is about to do."""
+    """Wait until a background thread makes `ready` true."""
     end = time.monotonic() + seconds
     while not ready():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, f"not ready after {seconds} seconds"
         time.sleep(0.002)

@@ -1,7 +1,7 @@
-"""Stores that values are offloaded to: one tier a file, all with the `Store` interface.
+"""Stores for offloaded values, one tier per file, all with the `Store` interface.
 
-DeviceStore holds them where they are, HostStore in pinned host memory, DiskStore in a private spill file;
-MemoryDouble is for tests. They store tensors and know nothing of plans.
+`DeviceStore` keeps values in place, `HostStore` in pinned host memory, `DiskStore` in a private spill file.
+`MemoryDouble` is for tests. Stores hold tensors and do not depend on plans.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What every store promises: a value goes in, a ticket comes out, and the ticket gives the same value back.
+"""Base class of stores, tickets and statistics.
 
-Guaranteed by every tier: `fetch` gives the bits, dtype, shape, strides and device that were put, or raises;
-a value is stored until its ticket is dropped, or nobody holds the ticket any more, or the store is closed.
-A fetch ends nothing: whoever lets go of a fetched tensor and keeps the ticket has evicted the value a second time,
-at no cost, and may fetch again. A store knows tensors and bytes; what to put, and when, is for others.
+`put` takes a tensor and returns a ticket. `fetch` returns a tensor with the same bits, dtype, shape, strides
+and device, or raises. A value is stored until its ticket is dropped or garbage-collected, or the store is
+closed. A fetch does not end the storage: a caller that keeps the ticket can free the fetched tensor and fetch
+again, without another write.
 
-What is put must not be changed afterwards, and neither must what is fetched: while a value is still in memory
-both are the same memory. Where a value that is still in memory was changed in place by torch, `fetch` raises.
+A tensor must not be changed after `put`, nor after `fetch`: while a value is still in memory, both share its
+memory. `fetch` raises if torch has changed such a value in place.
 
-While a store makes or frees a tensor it holds no lock, or one that lets the same thread in again: a dispatch mode
-that sees the one, or a weak reference that is told of the other, may use the store (but what is told of in one of
-the store's own threads cannot wait there, and gets an error). A finalizer that the garbage collector may run
-anywhere lets go of its ticket and calls nothing.
+Stores are reentrant. Dispatch modes and weak-reference callbacks may use a store while the store allocates or
+frees a tensor, so a store then holds no lock, or a reentrant one. A callback that runs in a background thread
+of the store must not wait for the store; it gets an error. A finalizer that may run during garbage collection
+must not call the store; it only releases its ticket.
 """
 
 from __future__ import annotations
@@ -28,42 +28,44 @@ from .._errors import ArgumentError, DamagedValueError, StoreError
 from ._geometry import Geometry
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # Python 3.10 has none of its own; torch brings it
+    from typing_extensions import Self  # not in typing before Python 3.11; a dependency of torch
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store has done and what it holds, at one moment."""
+    """Statistics of a store at one moment."""
 
     tier: str
     values: int
     """Values stored now."""
     stored_bytes: int
-    """Bytes of the values stored now, wherever they are."""
+    """Bytes of the values stored now, in memory or not."""
     resident_bytes: int
-    """Bytes of memory that the store holds now: not yet written, read ahead, or kept because a write failed."""
+    """Bytes of memory held by the store now: not yet written, prefetched, or in memory after a failed write."""
     put_bytes: int
+    """Bytes of all values ever put."""
     fetched_bytes: int
+    """Bytes of all fetches."""
     in_flight_bytes: int = 0
     """Bytes put and not yet written."""
     peak_in_flight_bytes: int = 0
     prefetched_bytes: int = 0
-    """Bytes read ahead (or being read) and not yet fetched."""
+    """Bytes prefetched, or being prefetched, and not yet fetched."""
     peak_prefetched_bytes: int = 0
     prefetch_hits: int = 0
-    """Fetches that found their value read, or being read, because of `prefetch`."""
+    """Fetches whose value was prefetched or being prefetched."""
     put_wait_seconds: float = 0.0
-    """How long `put` was held up because too much was in flight."""
+    """Time that `put` waited because too many bytes were in flight."""
     fetch_wait_seconds: float = 0.0
-    """How long `fetch` took to read, or waited for a read to end."""
+    """Time that `fetch` read or waited for a read."""
     fallbacks: int = 0
     """Values, of all ever put, that stayed in memory because a write failed."""
     file_bytes: int = 0
-    """The length of the spill file, holes included."""
+    """Length of the spill file, including holes."""
 
 
 class Entry:
-    """What a store knows about one value. Held by its ticket."""
+    """State of one stored value. Referenced by its ticket."""
 
     __slots__ = ("dropped", "fell_back", "geometry", "name", "tensor", "version")
 
@@ -79,37 +81,38 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the value has."""
+        """Size of the value in bytes."""
         return self.geometry.nbytes
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Have the value in memory, as it is now."""
+        """Reference the value in memory and remember its version."""
         self.tensor = tensor
         self.version = _version(tensor)
 
     def find_damage(self, tensor: torch.Tensor) -> str | None:
-        """What was done to `tensor`, the value in memory, since it was put; None if nothing was."""
-        if self.nbytes and tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize:  # counted from null
-            return "its memory was given back after it was put, by resizing its storage"
+        """Return how `tensor`, the value in memory, was changed since `put`, or None if it was not."""
+        # With a freed storage, data_ptr is the offset from a null pointer.
+        if self.nbytes and tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize:
+            return "its memory was freed after it was put, by resizing its storage"
         if _version(tensor) != self.version:
             return "it was changed in place after it was put, while it was still in memory"
         return None
 
     def damaged_error(self, damage: str) -> DamagedValueError:
-        """The error for a value in memory that is no longer what was put."""
-        return DamagedValueError(f"{self} is damaged: {damage}. Put a copy of what will be changed, or put it later")
+        """Return the error for a value that was changed while in memory."""
+        return DamagedValueError(f"{self} is damaged: {damage}. Put a copy, or put the tensor after the change")
 
     def __str__(self) -> str:
         return f"{self.name!r} ({self.geometry})" if self.name else f"a value ({self.geometry})"
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """How often torch has changed it in place, where torch counts that."""
+    """Return torch's count of in-place changes, or None for inference tensors, which have no count."""
     return None if tensor.is_inference() else tensor._version
 
 
 class Ticket:
-    """The right to one stored value. When nobody holds it any more, the value is dropped."""
+    """Reference to one stored value. The value is dropped when the ticket is garbage-collected."""
 
     __slots__ = ("__weakref__", "_entry", "_store")
 
@@ -119,17 +122,17 @@ class Ticket:
 
     @property
     def name(self) -> str:
-        """The name that was given to `put`."""
+        """Name that was given to `put`."""
         return self._entry.name
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the value has."""
+        """Size of the value in bytes."""
         return self._entry.nbytes
 
     @property
     def fell_back(self) -> bool:
-        """Whether the value stays in memory because it could not be written."""
+        """Whether the value stays in memory because its write failed."""
         return self._entry.fell_back
 
     def __repr__(self) -> str:
@@ -137,72 +140,72 @@ class Ticket:
         return f"<Ticket for {self._entry} in the {self._store.tier} store{state}>"
 
     def __del__(self) -> None:
-        # Half made, or the interpreter is going: then there is nothing to give back.
+        # Attributes may be missing after a failed __init__ or while the interpreter shuts down.
         with contextlib.suppress(AttributeError, TypeError):
             if not self._entry.dropped:
                 self._store._ticket_collected(self._entry)
 
 
 class Store(ABC):
-    """Where values wait. Every method may be called from any thread."""
+    """Base class of all stores. Every method is thread-safe."""
 
     tier: ClassVar[str]
 
     @abstractmethod
     def put(self, tensor: torch.Tensor, name: str = "") -> Ticket:
-        """Store `tensor`, which must not be changed from now on. `name` is for messages."""
+        """Store `tensor`, which must not be changed afterwards. `name` appears in messages."""
 
     @abstractmethod
     def fetch(self, ticket: Ticket) -> torch.Tensor:
-        """The value, without history, waiting for it where needed. It stays stored until it is dropped."""
+        """Return the value, detached. Waits for a read if needed. The value stays stored until it is dropped."""
 
     def is_resident(self, ticket: Ticket) -> bool:
-        """Whether `fetch` would give the value at once, from memory. Never waits for a disk or a device.
+        """Return whether `fetch` would return the value from memory, without waiting.
 
-        Of this moment: a value that was put goes when it has been written.
+        The result holds only for now: a value that was put leaves memory once it is written.
         """
         return self._live_entry(ticket).tensor is not None
 
     def bytes_to_fetch(self, ticket: Ticket) -> int:
-        """How much memory, on the value's device, `fetch` would newly take for it now; 0 where it is resident."""
+        """Return the bytes that `fetch` would allocate now on the device of the value. 0 if it is resident."""
         return 0 if self.is_resident(ticket) else ticket.nbytes
 
     def prefetch(self, ticket: Ticket) -> None:
-        """Say that `ticket` will be fetched soon, in the order of these calls. Returns at once.
+        """Announce a fetch of `ticket`, in the order of these calls. Returns immediately.
 
-        A hint: a tier that gains nothing by it only checks the ticket.
+        This is a hint. A tier without prefetching only checks the ticket.
         """
         self._live_entry(ticket)
 
     @property
     def max_prefetch_bytes(self) -> int:
-        """The most that `prefetch` has in memory before it is fetched; 0 for a tier that gains nothing by it."""
+        """Upper limit on bytes prefetched and not yet fetched. 0 for a tier without prefetching."""
         return 0
 
     def drain(self, nbytes: int) -> int:
-        """Wait until `nbytes` of what was put and is still in memory have left it; how many bytes did.
+        """Wait until `nbytes` of the values in flight have left memory. Return the bytes that left.
 
-        Fewer if nothing is on its way any more, as with a tier where nothing ever is. A value that cannot be
-        written (`ticket.fell_back`) does not leave. Memory that others hold too is theirs to let go.
+        Fewer bytes leave if no more are in flight; some tiers never have any. A value that cannot be written
+        (`ticket.fell_back`) does not leave. Memory that the caller references too is not freed.
         """
         self._check_open()
         return 0
 
     @abstractmethod
     def drop(self, ticket: Ticket) -> None:
-        """Forget the value. Once is enough; a second time, or after `close`, does nothing."""
+        """Delete the value. A second call, or a call after `close`, has no effect."""
 
     @abstractmethod
     def stats(self) -> StoreStats:
-        """What happened until now. Also after `close`."""
+        """Return statistics. Works after `close`, too."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; all tickets are void. A second time does nothing."""
+        """Delete all values and free all resources. A second call has no effect."""
 
     @abstractmethod
     def _ticket_collected(self, entry: Entry) -> None:
-        """The ticket is gone. Called by the garbage collector, anywhere: takes no lock that others hold."""
+        """Drop `entry`. Called by the garbage collector in any thread, so it must not wait for a lock."""
 
     @property
     @abstractmethod
@@ -219,18 +222,23 @@ class Store(ABC):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise StoreError(f"this {self.tier} store is closed, and what it held is gone: make a new one")
+            raise StoreError(f"this {self.tier} store is closed and its values are deleted: create a new store")
 
     def _owned_entry(self, ticket: Ticket) -> Entry:
-        """What is behind `ticket`, if it is one of this store's."""
+        """Return the entry of `ticket`, or raise if the ticket belongs to another store."""
         if ticket._store is not self:
             raise ArgumentError(f"{ticket!r} belongs to another store: fetch and drop it there")
         return ticket._entry
 
     def _live_entry(self, ticket: Ticket) -> Entry:
-        """What is behind `ticket`, if it can still be fetched."""
+        """Return the entry of `ticket`, or raise if it cannot be fetched any more."""
         entry = self._owned_entry(ticket)
         self._check_open()
         if entry.dropped:
             raise ArgumentError(f"{entry} was dropped from the {self.tier} store: fetch before dropping")
         return entry
+
+
+def removed_error(entry: Entry) -> StoreError:
+    """Return the error for a value that another thread removed during a call."""
+    return StoreError(f"{entry} was dropped, or its store closed, by another thread during this call")

@@ -1,4 +1,4 @@
-"""Records of the disk queue: one stored value, and one read of it.
+"""Records of the disk queue: one stored value, and one prefetch of it.
 
 Only the disk queue changes them, with its lock held.
 """
@@ -21,7 +21,7 @@ class State(enum.Enum):
     RUNNING = enum.auto()
     DONE = enum.auto()
     FAILED = enum.auto()
-    TAKEN = enum.auto()  # by a fetch or a drop, before a thread came to it
+    TAKEN = enum.auto()  # by a fetch or a drop
 
 
 class Read:
@@ -36,14 +36,14 @@ class Read:
 
 
 class DiskEntry(Entry):
-    """A value that is in memory (`tensor`), on the disk (`written`), or lost because it was changed (`harmed`)."""
+    """A value in memory (`tensor`), on disk (`written`), or lost because it was changed in memory (`damage`)."""
 
-    __slots__ = ("damage", "in_flight", "read", "readers", "writing", "written")
+    __slots__ = ("damage", "in_flight_bytes", "read", "readers", "writing", "written")
 
     def __init__(self, name: str, geometry: Geometry, tensor: torch.Tensor) -> None:
         super().__init__(name, geometry, tensor)
         self.damage: str | None = None
-        self.in_flight = 0  # what it counts against the bound
+        self.in_flight_bytes = 0  # 0 also for a value larger than the limit
         self.writing = False
         self.written: Written | None = None
         self.read: Read | None = None

@@ -1,10 +1,11 @@
 """Writes and prefetches of the disk store, with a byte limit on each.
 
-Guaranteed: never more than `max_in_flight_bytes` wait to be written and never more than `max_prefetch_bytes`
-are read ahead; a value's memory is held until it is written, and no longer; a value whose write fails stays
-in memory. All tensors are made in the thread that calls, never in a background thread, so that whoever
-counts memory there sees them. None is made or freed under the lock, because whoever is told of it may come
-back here. The threads hold this object and never the store, which can so be collected.
+At most `max_in_flight_bytes` wait to be written, and at most `max_prefetch_bytes` are prefetched. The memory
+of a value is held until the value is written. A value whose write fails stays in memory.
+
+Tensors are allocated in the calling thread, never in a background thread, so that dispatch modes of the caller
+can count them. No tensor is allocated or freed with the lock held, because a callback may use the store again.
+The threads reference this object, not the store, so that the store can be garbage-collected.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from functools import partial
 import torch
 
 from .._errors import StoreError
-from ._base import StoreStats
+from ._base import StoreStats, removed_error
 from ._disk_entry import DiskEntry, Read, State
 from ._geometry import bytes_of
 from ._io_threads import IoThreads
 from ._spill_file import SpillFile, Stopped, Written
 from ._sync import DeferredFrees, Waiters
-from ._timeline import Kind, Timeline
+from ._timeline import SpanKind, Timeline
 
-PATIENCE_SECONDS = 10.0  # of `close` with a fetch in another thread, or one whose end an interrupt has cut off
+CLOSE_TIMEOUT_SECONDS = 10.0  # limit on waiting for fetches of other threads; an interrupted fetch never ends
 
 
 class DiskQueue:
@@ -40,19 +41,19 @@ class DiskQueue:
         self.max_in_flight_bytes = max_in_flight_bytes
         self.max_prefetch_bytes = max_prefetch_bytes
         self.closed = False
-        self.write_error: str | None = None  # why the first write failed, until somebody has been told
+        self.write_error: str | None = None  # of the first failed write, until a caller has reported it
         self._lock = threading.Lock()
-        self._waiters = Waiters()  # of those who wait; see `_wait_until`
+        self._waiters = Waiters()
         self._entries: set[DiskEntry] = set()
         self._collected: deque[DiskEntry] = deque()
         self._deferred = DeferredFrees()
-        self._prefetch_queue: dict[DiskEntry, None] = {}  # in the order of the hints
+        self._prefetch_queue: dict[DiskEntry, None] = {}  # in the order of the `prefetch` calls
         self._fetching = 0  # threads reading in `fetch`
-        self._in_flight = self._peak_in_flight = self._ahead = self._peak_ahead = 0
-        self._left = 0  # of what was in flight: written or dropped
-        self._stored = self._kept = self._put = self._fetched = self._hits = self._fallbacks = 0
+        self._in_flight = self._peak_in_flight = self._prefetched = self._peak_prefetched = 0
+        self._released_bytes = 0  # total that was in flight and has been written or dropped
+        self._stored = self._fallback_bytes = self._put = self._fetched = self._hits = self._fallbacks = 0
         self._put_wait = self._fetch_wait = 0.0
-        # Two lanes, so that a read never stands behind writes.
+        # Separate threads: a read never waits behind writes.
         self._writers = IoThreads(threads, "lowtide-write")
         try:
             self._readers = IoThreads(threads, "lowtide-read")
@@ -61,32 +62,32 @@ class DiskQueue:
             raise
 
     def put(self, entry: DiskEntry) -> None:
-        """Take `entry` in, once there is room. One that is larger than the bound is written before this returns."""
+        """Queue a write of `entry`. Waits for the limit; a value larger than the limit is written before returning."""
         nbytes = entry.nbytes
-        waits = nbytes <= self.max_in_flight_bytes
+        within_limit = nbytes <= self.max_in_flight_bytes
 
-        def enter() -> bool:
-            if waits and self._in_flight + nbytes > self.max_in_flight_bytes:
+        def reserve() -> bool:
+            if within_limit and self._in_flight + nbytes > self.max_in_flight_bytes:
                 return False
-            # No call in between, at which an interrupt could come, until it is an entry that can be dropped.
-            entry.in_flight = nbytes if waits else 0
-            self._in_flight += entry.in_flight
+            # No call that an interrupt could stop, until the entry is counted and can be dropped.
+            entry.in_flight_bytes = nbytes if within_limit else 0
+            self._in_flight += entry.in_flight_bytes
             self._put += nbytes
             self._stored += nbytes
             self._entries.add(entry)
             self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
             return True
 
-        def gone() -> bool:
+        def finished() -> bool:
             return (entry.tensor is None and not entry.writing) or entry.fell_back or entry.dropped
 
-        self._put_wait += self._wait_until(enter, "wait for write", nbytes, entry.name)
+        self._put_wait += self._wait_until(reserve, "wait for write", nbytes, entry.name)
         self._writers.submit(partial(self._write, entry))
-        if not waits:
-            self._put_wait += self._wait_until(gone, "wait for write", nbytes, entry.name)
+        if not within_limit:
+            self._put_wait += self._wait_until(finished, "wait for write", nbytes, entry.name)
 
     def fetch(self, entry: DiskEntry) -> torch.Tensor:
-        """The value in memory: what is still there, or was read ahead, or is read now."""
+        """Return the value: still in memory, prefetched, or read now."""
         tensor: torch.Tensor | None = None
         written: Written | None = None
         reading = done = False
@@ -94,7 +95,7 @@ class DiskQueue:
 
         def take() -> bool:
             nonlocal tensor, written, reading, done, started
-            self._check(entry)
+            self._check_live(entry)
             read = entry.read
             if read is not None and read.state is State.RUNNING:
                 return False
@@ -106,9 +107,9 @@ class DiskQueue:
             done = tensor is not None
             if read is not None:
                 done = read.state is State.DONE
-                tensor, read.buffer = read.buffer, None  # a job that comes too late must not hold it
+                tensor, read.buffer = read.buffer, None  # a late job must not keep it alive
                 read.state = State.TAKEN
-                self._ahead -= entry.nbytes
+                self._prefetched -= entry.nbytes
                 self._hits += done
             if done:
                 self._fetched += entry.nbytes
@@ -122,8 +123,8 @@ class DiskQueue:
 
         try:
             self._fetch_wait += self._wait_until(take, "wait for read", entry.nbytes, entry.name)
-            self._start_prefetches()  # first, to be read while this one is
-            # A prefetch that failed comes here too, and is told what is wrong if it still is.
+            self._start_prefetches()  # before the read below, to run in parallel
+            # After a failed prefetch the value is read again, and the error is raised if it persists.
             if tensor is None:
                 tensor = entry.geometry.empty()
             if reading:
@@ -136,75 +137,77 @@ class DiskQueue:
                     self._fetching -= 1
                     self._fetch_wait += time.perf_counter() - started
                     self._fetched += entry.nbytes if done else 0
-                    self._reader_left(entry)
+                    self._reader_done(entry)
                 self.timeline.add("wait for read", started, entry.nbytes, entry.name)
         return tensor
 
     def is_resident(self, entry: DiskEntry) -> bool:
-        """Whether `fetch` would neither read nor wait."""
+        """Return whether `fetch` would neither read nor wait."""
         with self._deferred, self._lock:
             return entry.tensor is not None or (entry.read is not None and entry.read.state is State.DONE)
 
     def has_memory(self, entry: DiskEntry) -> bool:
-        """Whether the memory that `fetch` will give is there, filled or not."""
+        """Return whether the memory of the value is allocated, read or not."""
         with self._deferred, self._lock:
             return entry.tensor is not None or (entry.read is not None and entry.read.buffer is not None)
 
     def prefetch(self, entry: DiskEntry) -> None:
-        """Read `entry` ahead as soon as there is room and its turn has come."""
+        """Queue a background read of `entry`, after earlier ones and within the limit."""
         with self._deferred, self._lock:
-            self._check(entry)
+            self._check_live(entry)
             if entry.read is not None or entry.fell_back or entry.damage or entry.nbytes > self.max_prefetch_bytes:
                 return
             self._prefetch_queue[entry] = None
         self._start_prefetches()
 
     def drop(self, entry: DiskEntry) -> None:
-        """Forget `entry`; what a thread is busy with is given back when it is through."""
+        """Delete `entry`. A running read or write ends first."""
         with self._deferred, self._lock:
             self._discard(entry)
         if self._prefetch_queue:
             self._start_prefetches()
 
     def ticket_collected(self, entry: DiskEntry) -> None:
-        """Drop `entry` without a lock: its memory now, the rest when somebody has the lock."""
+        """Drop `entry` without the lock: free its memory now, and update the counts later under the lock."""
         if not self.closed:
-            self._collected.append(entry)  # first: an interrupt here loses what comes after it
-        entry.dropped = True  # ends a write at its next block
+            self._collected.append(entry)  # first: an interrupt skips the lines below
+        entry.dropped = True  # stops a write at its next block
         entry.tensor = None
         read = entry.read
         if read is not None:
             read.buffer = None
         if not self.closed:
-            self._readers.submit(self._tidy)
+            self._readers.submit(self._drop_collected_and_notify)
 
     def drain(self, nbytes: int) -> int:
-        """Wait until `nbytes` of what is in flight have left, or nothing is in flight; how many have left."""
+        """Wait until `nbytes` in flight have left memory, or none are in flight. Return the bytes that left."""
         with self._deferred, self._lock:
-            self._drop_collected()  # which counts what is gone already
-            before = self._left
-        self._wait_until(lambda: self._left - before >= nbytes or self._in_flight == 0, "wait for write", nbytes)
-        return self._left - before
+            self._drop_collected()  # entries that are already gone do not count
+            before = self._released_bytes
+        self._wait_until(
+            lambda: self._released_bytes - before >= nbytes or self._in_flight == 0, "wait for write", nbytes
+        )
+        return self._released_bytes - before
 
     def flush(self) -> None:
-        """Wait until nothing is waiting to be written."""
+        """Wait until no bytes are in flight."""
         self._wait_until(lambda: self._in_flight == 0, "wait for write", self._in_flight)
 
     def stats(self) -> StoreStats:
-        """The counts, all of one moment."""
+        """Return consistent statistics."""
         with self._deferred, self._lock:
             self._drop_collected()
             return StoreStats(
                 tier="disk",
                 values=len(self._entries),
                 stored_bytes=self._stored,
-                resident_bytes=self._in_flight + self._ahead + self._kept,
+                resident_bytes=self._in_flight + self._prefetched + self._fallback_bytes,
                 put_bytes=self._put,
                 fetched_bytes=self._fetched,
                 in_flight_bytes=self._in_flight,
                 peak_in_flight_bytes=self._peak_in_flight,
-                prefetched_bytes=self._ahead,
-                peak_prefetched_bytes=self._peak_ahead,
+                prefetched_bytes=self._prefetched,
+                peak_prefetched_bytes=self._peak_prefetched,
                 prefetch_hits=self._hits,
                 put_wait_seconds=self._put_wait,
                 fetch_wait_seconds=self._fetch_wait,
@@ -213,16 +216,16 @@ class DiskQueue:
             )
 
     def shut_down(self) -> None:
-        """End the threads, after the block each is at, and close the file."""
+        """Stop the threads after their current block, and close the file."""
         self.closed = True
         self._writers.stop()
         self._readers.stop()
         if self._writers.has_current() or self._readers.has_current():
-            return  # the garbage collector came by in one of them: they end by themselves, and the file with them
-        self._tidy()
+            return  # the garbage collector runs in one of the threads, which cannot wait for itself
+        self._drop_collected_and_notify()
         self._writers.join()
         self._readers.join()
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + CLOSE_TIMEOUT_SECONDS
         while self._fetching and time.monotonic() < end:
             self._waiters.register().acquire(timeout=0.5)
         with self._deferred, self._lock:
@@ -232,17 +235,17 @@ class DiskQueue:
                 entry.tensor = entry.read = None
             self._entries.clear()
             self._prefetch_queue.clear()
-            self._stored = self._kept = self._in_flight = self._ahead = 0
-        if not self._fetching:  # else it is closed with the last who holds it
+            self._stored = self._fallback_bytes = self._in_flight = self._prefetched = 0
+        if not self._fetching:  # else the file is closed when this object is freed
             self.file.close()
 
     def close_in_fork(self) -> None:
-        """Close the file in a forked child, where the threads are not and the locks may be held for ever."""
+        """Close the file in a forked child. The threads do not exist there, and locks may stay locked forever."""
         self.closed = True
         self.file.close()
 
     def check_threads(self) -> None:
-        """Raise what has escaped from a background thread."""
+        """Raise `StoreError` if an error escaped in a background thread."""
         self._writers.check()
         self._readers.check()
 
@@ -266,17 +269,19 @@ class DiskQueue:
         except BaseException as error:
             write_error = f"{type(error).__name__}: {error}"
         del tensor
-        self._wrote(entry, written, damage, write_error)
+        self._write_done(entry, written, damage, write_error)
 
-    def _wrote(self, entry: DiskEntry, written: Written | None, damage: str | None, write_error: str | None) -> None:
+    def _write_done(
+        self, entry: DiskEntry, written: Written | None, damage: str | None, write_error: str | None
+    ) -> None:
         with self._deferred, self._lock:
             entry.written = written
             entry.damage = damage
             if entry.dropped or damage is not None:
-                self._release(entry)
+                self._free_extent(entry)
             elif write_error is not None:
                 entry.fell_back = True
-                self._kept += entry.nbytes
+                self._fallback_bytes += entry.nbytes
                 self._fallbacks += 1
                 if self._fallbacks == 1:
                     self.write_error = write_error
@@ -284,31 +289,31 @@ class DiskQueue:
             if written is not None or damage is not None:
                 tensor, entry.tensor = entry.tensor, None
         del tensor
-        with self._deferred, self._lock:  # only now it has left
+        with self._deferred, self._lock:  # the memory is free only now
             entry.writing = False
-            self._leave(entry)
+            self._left_memory(entry)
 
-    def _leave(self, entry: DiskEntry) -> None:
-        """It waits no longer; its memory is gone, unless it fell back."""
-        self._in_flight -= entry.in_flight
+    def _left_memory(self, entry: DiskEntry) -> None:
+        """Update the counts of `entry`, which is no longer in flight."""
+        self._in_flight -= entry.in_flight_bytes
         if not entry.fell_back:
-            self._left += entry.in_flight
-        entry.in_flight = 0
+            self._released_bytes += entry.in_flight_bytes
+        entry.in_flight_bytes = 0
         self._waiters.notify_all()
 
     def _discard(self, entry: DiskEntry) -> None:
         nbytes = entry.nbytes
-        if entry not in self._entries:  # or its put was interrupted
+        if entry not in self._entries:  # dropped already, or its put was interrupted
             return
-        # No call in between, as in `put`: an interrupt finds it counted, or not.
+        # No call that an interrupt could stop, as in `put`: all counts change, or none.
         entry.dropped = True
         self._stored -= nbytes
         if entry.fell_back:
-            self._kept -= nbytes
+            self._fallback_bytes -= nbytes
         if not entry.writing:
-            self._in_flight -= entry.in_flight
-            self._left += entry.in_flight
-            entry.in_flight = 0
+            self._in_flight -= entry.in_flight_bytes
+            self._released_bytes += entry.in_flight_bytes
+            entry.in_flight_bytes = 0
         self._entries.remove(entry)
         self._prefetch_queue.pop(entry, None)
         self._deferred.add(entry.tensor)
@@ -321,58 +326,58 @@ class DiskQueue:
                 read.state = State.TAKEN
                 self._deferred.add(read.buffer)
                 read.buffer = None
-                self._ahead -= entry.nbytes
+                self._prefetched -= entry.nbytes
         if entry.readers == 0:
-            self._release(entry)
+            self._free_extent(entry)
         self._waiters.notify_all()
 
-    def _tidy(self) -> None:
-        """Drop what was forgotten, and have everybody who waits look again."""
+    def _drop_collected_and_notify(self) -> None:
+        """Drop entries of collected tickets, and wake all waiting threads."""
         with self._deferred, self._lock:
             self._drop_collected()
             self._waiters.notify_all()
 
     def _start_prefetches(self) -> None:
-        """Begin the reads whose turn it is and for which there is room."""
-        begun: list[tuple[DiskEntry, Read]] = []
+        """Start the next prefetches within the limit."""
+        started_reads: list[tuple[DiskEntry, Read]] = []
         with self._deferred, self._lock:
             for entry in self._prefetch_queue:
                 if entry.written is None:
-                    continue  # still in memory, which is as good
-                if self._ahead + entry.nbytes > self.max_prefetch_bytes:
+                    continue  # still in memory
+                if self._prefetched + entry.nbytes > self.max_prefetch_bytes:
                     break
-                self._ahead += entry.nbytes
-                self._peak_ahead = max(self._peak_ahead, self._ahead)
+                self._prefetched += entry.nbytes
+                self._peak_prefetched = max(self._peak_prefetched, self._prefetched)
                 entry.read = Read()
-                begun.append((entry, entry.read))
-            for entry, _ in begun:
+                started_reads.append((entry, entry.read))
+            for entry, _ in started_reads:
                 del self._prefetch_queue[entry]
-        while begun:
-            entry, read = begun[0]
+        while started_reads:
+            entry, read = started_reads[0]
             try:
-                buffer = entry.geometry.empty()  # without the lock: a dispatch mode may act on it
+                buffer = entry.geometry.empty()  # without the lock: a dispatch mode may use the store
             except BaseException as error:
-                self._give_up(begun)
+                self._cancel_queued(started_reads)
                 if isinstance(error, (RuntimeError, MemoryError)):
-                    return  # no memory for a hint
+                    return  # no memory for a prefetch
                 raise
-            del begun[0]
+            del started_reads[0]
             with self._deferred, self._lock:
                 if read.state is not State.QUEUED or entry.dropped:
                     continue
                 read.buffer = buffer
-            self._readers.submit(partial(self._read_ahead, entry, read))
+            self._readers.submit(partial(self._run_prefetch, entry, read))
 
-    def _give_up(self, begun: list[tuple[DiskEntry, Read]]) -> None:
-        """Let the reads be that nobody has taken over."""
+    def _cancel_queued(self, started_reads: list[tuple[DiskEntry, Read]]) -> None:
+        """Cancel the reads that are still queued."""
         with self._deferred, self._lock:
-            for entry, read in begun:
+            for entry, read in started_reads:
                 if read.state is State.QUEUED:
                     read.state = State.TAKEN
                     entry.read = None
-                    self._ahead -= entry.nbytes
+                    self._prefetched -= entry.nbytes
 
-    def _read_ahead(self, entry: DiskEntry, read: Read) -> None:
+    def _run_prefetch(self, entry: DiskEntry, read: Read) -> None:
         with self._deferred, self._lock:
             buffer, written = read.buffer, entry.written
             if read.state is not State.QUEUED or self.closed or buffer is None or written is None:
@@ -384,7 +389,7 @@ class DiskQueue:
             self._read(entry, written, buffer)
             state = State.DONE
         except (StoreError, MemoryError):
-            pass  # whoever fetches reads again, and gets the error
+            pass  # `fetch` reads again and raises the error
         finally:
             del buffer
             with self._deferred, self._lock:
@@ -393,57 +398,57 @@ class DiskQueue:
                     self._deferred.add(read.buffer)
                     read.buffer = None
                 if read.abandoned:
-                    self._ahead -= entry.nbytes
-                self._reader_left(entry)
+                    self._prefetched -= entry.nbytes
+                self._reader_done(entry)
 
     def _read(self, entry: DiskEntry, written: Written, buffer: torch.Tensor) -> None:
         with self.timeline.span("read", entry.nbytes, entry.name):
             self.file.read(written, bytes_of(buffer), entry)
 
-    def _reader_left(self, entry: DiskEntry) -> None:
+    def _reader_done(self, entry: DiskEntry) -> None:
         entry.readers -= 1
         if entry.dropped and entry.readers == 0:
-            self._release(entry)
+            self._free_extent(entry)
         self._waiters.notify_all()
 
-    def _release(self, entry: DiskEntry) -> None:
-        """Have the room on the disk given back, by a writer: before the next write, and not in the caller's time."""
+    def _free_extent(self, entry: DiskEntry) -> None:
+        """Free the disk space in a writer thread, before the next write."""
         written, entry.written = entry.written, None
         if written is not None and not self.closed:
             self._writers.submit(partial(self.file.free, written.extent))
 
-    def _check(self, entry: DiskEntry) -> None:
+    def _check_live(self, entry: DiskEntry) -> None:
         if self.closed or entry.dropped:
-            raise StoreError(f"{entry} was dropped, or its store closed, by another thread while it was used")
+            raise removed_error(entry)
 
     def _drop_collected(self) -> None:
         while self._collected:
             self._discard(self._collected[0])
             self._collected.popleft()
 
-    def _wait_until(self, attempt: Callable[[], bool], kind: Kind, nbytes: int, name: str = "") -> float:
-        """Make an `attempt`, with the lock, whenever something has changed, until it is one; the seconds waited.
+    def _wait_until(self, attempt: Callable[[], bool], kind: SpanKind, nbytes: int, name: str = "") -> float:
+        """Call `attempt` with the lock after every change until it returns True. Return the seconds waited.
 
-        Nothing is held in between, so that an interrupt (which comes while one waits) finds all in order. A condition
-        variable would take its lock again on the way out, and an interrupt just then would let go of one not held.
+        No lock is held while waiting, so an interrupt leaves a consistent state. A condition variable would take
+        its lock again on the way out, and an interrupt at that point would release a lock that is not held.
         """
         started = None
         while True:
             with self._deferred, self._lock:
                 if self.closed:
-                    raise StoreError("the disk store was closed by another thread while this one waited for it")
+                    raise StoreError("the disk store was closed by another thread during this call")
                 self.check_threads()
                 self._drop_collected()
                 if attempt():
                     break
                 if self._writers.has_current() or self._readers.has_current():
                     raise StoreError(
-                        "a thread of the disk store cannot wait for itself: it runs a callback that must not wait"
+                        "a thread of the disk store cannot wait for itself: callbacks must not wait for the store"
                     )
                 changed = self._waiters.register()
             if started is None:
                 started = time.perf_counter()
-            changed.acquire(timeout=1.0)  # a thread that failed cannot always say so
+            changed.acquire(timeout=1.0)  # timeout: a failed thread may not notify
         if started is None:
             return 0.0
         self.timeline.add(kind, started, nbytes, name)

@@ -1,8 +1,7 @@
-"""How a tensor lies in memory, and its memory as plain bytes.
+"""Layout of a tensor in memory, and its memory as plain bytes.
 
-A `Geometry` is enough to make a tensor of the same dtype, shape, strides and device again, in memory of
-exactly the value's size. Tensors with gaps, with overlaps, of lazy sign, or that are no plain memory at all are
-refused with a sentence. Nothing here runs an op that a dispatch mode would see, except making the new tensor.
+Stores refuse tensors with gaps or overlaps, lazily conjugated or negated views, sparse and quantised tensors,
+and tensor subclasses. Only `Geometry.empty` runs an op that a dispatch mode can observe.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Geometry(NamedTuple):
-    """What is needed to make a tensor like another one."""
+    """Layout, dtype and device of a dense tensor."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -29,11 +28,11 @@ class Geometry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes of memory it takes, which are all its own."""
+        """Size of the tensor in bytes."""
         return math.prod(self.size) * self.dtype.itemsize
 
     def empty(self) -> torch.Tensor:
-        """A new tensor of this geometry."""
+        """Return a new uninitialized tensor of this geometry."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
     def __str__(self) -> str:
@@ -41,30 +40,30 @@ class Geometry(NamedTuple):
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
-    """The geometry of a tensor that a store can take."""
+    """Return the geometry of `tensor`. Raise `ArgumentError` if stores cannot hold such a tensor."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise ArgumentError(
-            f"a store takes plain tensors, not {type(tensor).__name__}: keep it, or store what it wraps"
+            f"stores hold plain tensors, not {type(tensor).__name__}: keep it in memory, or put the tensor it wraps"
         )
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        kind = "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
-        raise ArgumentError(f"a store takes dense tensors in memory, not a {kind} one on {tensor.device}: keep it")
+        layout = "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise ArgumentError(f"stores hold dense tensors, not a {layout} one on {tensor.device}: keep it in memory")
     if tensor.is_neg() or (tensor.dtype.is_complex and tensor.is_conj()):
         raise ArgumentError(
-            "a store takes what is in memory, not a lazy conjugate or negative of it: "
-            "put tensor.resolve_conj().resolve_neg(), or the tensor below"
+            "stores do not hold lazily conjugated or negated views: "
+            "put tensor.resolve_conj().resolve_neg(), or the tensor that is viewed"
         )
     size, stride = tensor.size(), tensor.stride()
     if not _dense(size, stride):
         raise ArgumentError(
-            f"a store takes tensors that fill their memory, not strides {stride} for shape {tuple(size)}: "
-            "put the whole storage and take the view again after fetching, or put tensor.contiguous()"
+            f"stores hold tensors that fill their memory, not strides {stride} for shape {tuple(size)}: "
+            "put the whole storage and take the view after fetching, or put tensor.contiguous()"
         )
     return Geometry(size, stride, tensor.dtype, tensor.device)
 
 
 def _dense(size: torch.Size, stride: tuple[int, ...]) -> bool:
-    """Whether every element between the first and the last is there once."""
+    """Return whether the elements fill their memory without gaps or overlaps, in any order."""
     if 0 in size:
         return True
     expected = 1
@@ -76,7 +75,7 @@ def _dense(size: torch.Size, stride: tuple[int, ...]) -> bool:
 
 
 class _Memory:
-    """A tensor's memory for NumPy, which holds the tensor for as long as the array lives."""
+    """NumPy array interface of a tensor. The array keeps the tensor alive."""
 
     __slots__ = ("__array_interface__", "tensor")
 
@@ -91,7 +90,7 @@ class _Memory:
 
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
-    """The memory of a dense CPU tensor, shared: writing to one writes to the other."""
+    """Return the memory of a dense CPU tensor as an array that shares it."""
     nbytes = tensor.numel() * tensor.itemsize
     if nbytes == 0:
         return np.empty(0, dtype=np.uint8)

@@ -1,8 +1,8 @@
-"""A few threads that run jobs in the order given, and end when told to.
+"""Background threads that run jobs in order.
 
-They are daemons that are told to stop before the interpreter goes, so a process neither hangs at its exit
-nor dies in the middle of a write. `submit` and `stop` take no lock of Python's and may be called by the
-garbage collector. A job should deal with its own errors; one that escapes is kept, never lost (`failure`).
+The threads are daemons that are stopped before the interpreter shuts down, so a process neither hangs on exit
+nor ends in the middle of a write. `submit` and `stop` take no Python lock, so the garbage collector may call
+them. Jobs should handle their own errors; an error that escapes from a job is kept in `failure`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Job = Callable[[], None]
 
 
 class IoThreads:
-    """Threads around one queue. They hold the queue, not this object."""
+    """Threads that share one job queue. They reference the queue, not this object."""
 
     def __init__(self, count: int, name: str) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -35,31 +35,31 @@ class IoThreads:
 
     @property
     def failure(self) -> BaseException | None:
-        """The first error that escaped from a job."""
+        """First error that escaped from a job."""
         return self._failures[0] if self._failures else None
 
     def check(self) -> None:
-        """Raise what has escaped from a job."""
+        """Raise `StoreError` if an error escaped from a job."""
         if self.failure is not None:
             raise StoreError(
                 f"a background thread of the disk store failed: {self.failure!r}. Please report this"
             ) from self.failure
 
     def submit(self, job: Job) -> None:
-        """Have `job` run after all that were submitted before have begun."""
+        """Queue `job`. Jobs start in the order of submission."""
         self._jobs.put(job)
 
     def has_current(self) -> bool:
-        """Whether the caller is one of these threads."""
+        """Return whether the calling thread is one of these threads."""
         return threading.current_thread() in self._threads
 
     def stop(self) -> None:
-        """Have the threads end after the jobs already submitted."""
+        """Tell the threads to end after the submitted jobs."""
         for _ in self._threads:
             self._jobs.put(None)
 
     def join(self) -> None:
-        """Wait until they have ended."""
+        """Wait until the threads have ended."""
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -73,5 +73,5 @@ def _run(jobs: SimpleQueue[Job | None], failures: list[BaseException]) -> None:
         try:
             job()
         except BaseException as error:
-            failures.append(error.with_traceback(None))  # the frames would hold tensors
-        del job  # it holds a value, and the next one may be long in coming
+            failures.append(error.with_traceback(None))  # the frames would keep tensors alive
+        del job  # references a value, and the next job may come late

@@ -1,10 +1,10 @@
-"""One private file of blocks: bytes in, the same bytes out, or an error.
+"""Private file for offloaded values, with a checksum for each block. Thread-safe.
 
-The file is readable by its owner only and has no name from the moment it is open, so it is gone with the
-process, however that ends. Every value lies in one extent that begins at a multiple of `ALIGNMENT`; space given
-back is used again, and at the end of the file it is returned to the disk. Every block of `BLOCK` bytes has
-a CRC-32: one or two flipped bits in a block, or any damage within 32 bits of it, are found for certain, anything
-else but once in 2^32; it is no defence against somebody who means it. Safe under threads.
+The file is readable by its owner only and has no name, so it disappears with the process, however the process
+ends. Each value has one extent, which starts at a multiple of `ALIGNMENT`. Freed extents are reused; free space
+at the end of the file is returned to the disk. Each block of `BLOCK` bytes has a CRC-32, which detects one or
+two flipped bits and any burst of up to 32 bits for certain, and other damage with probability 1 - 2^-32. The
+checksum does not protect against deliberate changes.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from .._errors import ArgumentError, DamagedValueError, StoreError
 from ._geometry import Bytes
 
 ALIGNMENT = 4096
-BLOCK = 1 << 20  # what is checksummed is still in the cache when it is written
+BLOCK = 1 << 20  # small enough to stay in the CPU cache between checksum and write
 
-_REMEDY = "Nothing wrong was handed out; run the step again, on another disk if this repeats"
+_REMEDY = "No wrong value was returned. Run the step again, and use another disk if this repeats"
 
 
 def checksum(block: Bytes) -> int:
-    """The CRC-32 of a block. Runs without the interpreter's lock."""
+    """Return the CRC-32 of a block. Releases the GIL."""
     return zlib.crc32(block.data)
 
 
-class Stopped(Exception):  # noqa: N818 - a wish, not an error
-    """A write was given up because nobody wants it any more."""
+class Stopped(Exception):  # noqa: N818 - not an error
+    """A write was cancelled because its value was dropped or the store closed."""
 
 
 class Extent(NamedTuple):
-    """A part of the file."""
+    """Byte range in the file."""
 
     start: int
     length: int
 
 
 class Written(NamedTuple):
-    """Where some bytes are, and the checksum of each block."""
+    """Position of a value in the file, and the checksum of each block."""
 
     extent: Extent
     checksums: tuple[int, ...]
 
 
 class Extents:
-    """Which parts of a file are in use: the smallest hole that fits, else the end. Holes that touch become one."""
+    """Free-space list of a file: allocates the smallest hole that fits, else at the end. Adjacent holes are merged."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -62,7 +62,7 @@ class Extents:
         self._by_stop: dict[int, int] = {}  # stop → start
 
     def reserve(self, nbytes: int) -> Extent:
-        """Room for `nbytes`, rounded up to whole multiples of `ALIGNMENT`."""
+        """Allocate `nbytes`, rounded up to a multiple of `ALIGNMENT`."""
         length = -(-nbytes // ALIGNMENT) * ALIGNMENT
         at = bisect_left(self._by_size, (length, 0))
         if at == len(self._by_size):
@@ -75,7 +75,7 @@ class Extents:
         return Extent(start, length)
 
     def free(self, extent: Extent) -> bool:
-        """Give room back; whether the file may be shorter now."""
+        """Free an extent. Return whether the end of the file moved."""
         start, stop = extent.start, extent.start + extent.length
         if start == stop:
             return False
@@ -95,7 +95,7 @@ class Extents:
 
     @property
     def holes(self) -> list[Extent]:
-        """The parts not in use, in order."""
+        """Free extents before the end, in order."""
         return sorted(Extent(start, length) for start, length in self._by_start.items())
 
     def _add(self, start: int, length: int) -> None:
@@ -110,15 +110,15 @@ class Extents:
 
 
 class SpillFile:
-    """The file, and who has which part of it."""
+    """Unnamed temporary file that stores values in extents."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         if not hasattr(os, "preadv"):
-            raise ArgumentError("the disk store needs a POSIX system (os.preadv): use another store")
+            raise ArgumentError("the disk store needs os.preadv, which this system does not have: use another store")
         self.directory = os.fspath(directory) if directory is not None else tempfile.gettempdir()
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            # Made with mode 0600, and without a name where the system can (O_TMPFILE), else unlinked at once.
+            # Mode 0600. Created without a name (O_TMPFILE) if the system can, else unlinked immediately.
             file = tempfile.TemporaryFile(dir=self.directory, buffering=0)  # noqa: SIM115
         except OSError as error:
             raise ArgumentError(
@@ -129,15 +129,15 @@ class SpillFile:
         self._lock = threading.Lock()
         self._extents = Extents()
         self.close = weakref.finalize(self, file.close)
-        self.close.atexit = False  # the threads end first; then the process closes it anyway
+        self.close.atexit = False  # the store stops its threads first; process exit closes the file
 
     @property
     def file_bytes(self) -> int:
-        """How long the file is, holes included."""
+        """Length of the file, including holes."""
         return self._extents.end
 
     def write(self, data: Bytes, stop: Callable[[], bool]) -> Written:
-        """Put `data` somewhere; between blocks, `stop` can end it."""
+        """Write `data` to a new extent. Raise `Stopped` if `stop` returns True between two blocks."""
         with self._lock:
             extent = self._extents.reserve(data.nbytes)
         checksums = []
@@ -151,7 +151,7 @@ class SpillFile:
                 while rest:
                     count = os.pwritev(self.fd, [rest], place)
                     if count == 0:
-                        raise OSError(errno.EIO, "the disk took nothing of a write")
+                        raise OSError(errno.EIO, "the disk wrote 0 bytes")
                     place += count
                     rest = rest[count:]
         except BaseException:
@@ -159,10 +159,10 @@ class SpillFile:
             raise
         return Written(extent, tuple(checksums))
 
-    def read(self, written: Written, into: Bytes, what: object) -> None:
-        """Fill `into` with what was written; `what` names it in errors."""
+    def read(self, written: Written, into: Bytes, label: object) -> None:
+        """Read a value into `into` and check its checksums. `label` names the value in errors."""
         start = written.extent.start
-        for number, wanted in enumerate(written.checksums):
+        for number, expected in enumerate(written.checksums):
             offset = number * BLOCK
             block = into[offset : offset + BLOCK]
             rest, place = block.data, start + offset
@@ -171,27 +171,27 @@ class SpillFile:
                     count = os.preadv(self.fd, [rest], place)
                 except OSError as error:
                     raise StoreError(
-                        f"{what} cannot be read back from the spill file in {self.directory} ({error.strerror}, "
+                        f"{label} cannot be read back from the spill file in {self.directory} ({error.strerror}, "
                         f"at byte {place}). {_REMEDY}"
                     ) from error
                 if count == 0:
-                    raise self._damaged(what, number, written, "the file ends before it")
+                    raise self._damaged_error(label, number, written, "the file ends before it")
                 place += count
                 rest = rest[count:]
             found = checksum(block)
-            if found != wanted:
-                raise self._damaged(what, number, written, f"its checksum is {found:08x}, not {wanted:08x}")
+            if found != expected:
+                raise self._damaged_error(label, number, written, f"its checksum is {found:08x}, not {expected:08x}")
 
     def free(self, extent: Extent) -> None:
-        """Give room back. The end of the file goes back to the disk, unwritten if it had not got there yet."""
+        """Free an extent. Truncate the file if its end is free."""
         with self._lock:
-            # Whoever reserves has the lock too, so nothing beyond the new end is anybody's.
+            # `write` reserves under the same lock, so no extent is beyond the new end.
             if self._extents.free(extent):
-                with contextlib.suppress(OSError):  # a file too long is only that
+                with contextlib.suppress(OSError):  # a file that is too long does no harm
                     os.ftruncate(self.fd, self._extents.end)
 
-    def _damaged(self, what: object, number: int, written: Written, how: str) -> DamagedValueError:
+    def _damaged_error(self, label: object, number: int, written: Written, damage: str) -> DamagedValueError:
         return DamagedValueError(
-            f"{what} is damaged: block {number + 1} of {len(written.checksums)}, at byte "
-            f"{written.extent.start + number * BLOCK} of the spill file in {self.directory}: {how}. {_REMEDY}"
+            f"{label} is damaged: block {number + 1} of {len(written.checksums)}, at byte "
+            f"{written.extent.start + number * BLOCK} of the spill file in {self.directory}: {damage}. {_REMEDY}"
         )

@@ -8,7 +8,7 @@ import threading
 class DeferredFrees:
     """Frees objects after the lock is released: `with deferred, lock:`.
 
-    Only a lock's own `with` statement is safe from interrupts, so this is a second context manager.
+    This is a separate context manager because only the `with` statement of a lock is safe from interrupts.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""When a store wrote and read, and when its callers waited for that: for a picture of what overlaps what.
+"""Timeline of writes, reads and waits of a store, to show how transfers overlap with compute.
 
-Only what is asked for is recorded, and of that the last `LIMIT` spans. Recording takes no lock, so it may be done and
-read from any thread; spans are in the order in which they ended.
+Off by default. The last `LIMIT` spans are kept, in the order in which they ended. Recording takes no lock, so
+spans can be added and read from any thread.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["write", "read", "wait for write", "wait for read"]
+SpanKind = Literal["write", "read", "wait for write", "wait for read"]
 
 LIMIT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took a while."""
+    """One write, read or wait."""
 
-    kind: Kind
-    """A "write" or "read" is work, in a background thread or, for a read that nobody had hinted at, in the caller's.
-    A "wait" is what it cost a caller: it overlaps the work that is waited for."""
+    kind: SpanKind
+    """A write runs in a background thread. A read runs there if prefetched, else in the thread of the caller.
+    A wait is the time of a caller; it overlaps the write or read that the caller waits for."""
     start_seconds: float
-    """By `time.perf_counter`, as is the end."""
+    """Start by `time.perf_counter`, like `end_seconds`."""
     end_seconds: float
     nbytes: int
-    """What was written, read, or waited for."""
+    """Bytes written, read or waited for."""
     name: str
-    """The name given to `put`; "" where no single value is meant."""
+    """Name given to `put`. "" if the span is not about a single value."""
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration."""
         return self.end_seconds - self.start_seconds
 
 
 class Timeline:
-    """Spans, if they are wanted."""
+    """Recorded spans. Records nothing unless `enabled`."""
 
-    def __init__(self, wanted: bool) -> None:
-        self._prefetch_queue = wanted
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
         self._spans: deque[Span] = deque(maxlen=LIMIT)
 
-    def add(self, kind: Kind, start_seconds: float, nbytes: int, name: str = "") -> None:
-        """Note what began at `start_seconds` and ends now."""
-        if self._prefetch_queue:
+    def add(self, kind: SpanKind, start_seconds: float, nbytes: int, name: str = "") -> None:
+        """Record a span from `start_seconds` to now."""
+        if self._enabled:
             self._spans.append(Span(kind, start_seconds, time.perf_counter(), nbytes, name))
 
     @contextmanager
-    def span(self, kind: Kind, nbytes: int, name: str = "") -> Iterator[None]:
-        """Note how long the block takes, also if it fails."""
+    def span(self, kind: SpanKind, nbytes: int, name: str = "") -> Iterator[None]:
+        """Record a span for the `with` block, also if the block raises."""
         start = time.perf_counter()
         try:
             yield
@@ -61,9 +61,9 @@ class Timeline:
             self.add(kind, start, nbytes, name)
 
     def spans(self) -> tuple[Span, ...]:
-        """What was noted until now."""
+        """Return the spans recorded so far."""
         while True:
             try:
                 return tuple(self._spans)
-            except RuntimeError:  # another thread added one meanwhile
+            except RuntimeError:  # another thread added a span during the copy
                 continue

@@ -1,7 +1,6 @@
-"""The device tier: a value stays where it is.
+"""Device tier: values stay in place. No copy is made and no memory is saved.
 
-It costs nothing and saves nothing; it is what `keep` means when every value goes through a store. `fetch`
-gives the tensor that was put, without its history. No copy is made, ever.
+`fetch` returns the tensor that was put, detached.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ from collections import deque
 
 import torch
 
-from .._errors import StoreError
-from ._base import Entry, Store, StoreStats, Ticket
+from ._base import Entry, Store, StoreStats, Ticket, removed_error
 from ._geometry import geometry_of
 
 
 class DeviceStore(Store):
-    """Just holds what it is given."""
+    """Store that keeps every value in memory."""
 
     tier = "device"
 
@@ -34,9 +32,9 @@ class DeviceStore(Store):
         return self._closed
 
     def put(self, tensor: torch.Tensor, name: str = "") -> Ticket:
-        """Hold `tensor`."""
+        """Keep a reference to `tensor`."""
         self._check_open()
-        # With its history it could hold whoever holds the ticket, and would never be freed.
+        # Detached: the autograd graph may reference the ticket, and that cycle would never be freed.
         entry = Entry(name, geometry_of(tensor), tensor.detach() if tensor.requires_grad else tensor)
         with self._lock:
             self._drop_collected()
@@ -46,12 +44,12 @@ class DeviceStore(Store):
         return Ticket(self, entry)
 
     def fetch(self, ticket: Ticket) -> torch.Tensor:
-        """The tensor itself."""
+        """Return the tensor that was put, detached."""
         entry = self._live_entry(ticket)
         with self._lock:
             tensor = entry.tensor
             if tensor is None:
-                raise StoreError(f"{entry} was dropped, or its store closed, by another thread while it was fetched")
+                raise removed_error(entry)
             self._fetched_bytes += entry.nbytes
         damage = entry.find_damage(tensor)
         if damage is not None:
@@ -59,15 +57,15 @@ class DeviceStore(Store):
         return tensor
 
     def drop(self, ticket: Ticket) -> None:
-        """Let go of the tensor."""
+        """Release the tensor."""
         entry = self._owned_entry(ticket)
         with self._lock:
             self._drop_collected()
             freed = self._remove(entry)
-        del freed  # without the lock
+        del freed  # outside the lock
 
     def stats(self) -> StoreStats:
-        """What happened until now."""
+        """Return statistics."""
         with self._lock:
             self._drop_collected()
             return StoreStats(
@@ -80,14 +78,14 @@ class DeviceStore(Store):
             )
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all tensors."""
         with self._lock:
             self._closed = True
             freed = [self._remove(entry) for entry in list(self._entries)]
         del freed
 
     def _ticket_collected(self, entry: Entry) -> None:
-        entry.tensor = None  # at once; the counts follow when somebody has the lock
+        entry.tensor = None  # free the memory now; the counts follow under the lock
         self._collected.append(entry)
 
     def _drop_collected(self) -> None:
@@ -95,7 +93,7 @@ class DeviceStore(Store):
             self._remove(self._collected.popleft())
 
     def _remove(self, entry: Entry) -> torch.Tensor | None:
-        """Forget `entry`; its tensor, to be freed without the lock."""
+        """Remove `entry`. Return its tensor, which the caller frees outside the lock."""
         tensor, entry.tensor = entry.tensor, None
         if not entry.dropped:
             entry.dropped = True

@@ -1,19 +1,18 @@
-"""The disk tier: values wait in a private spill file, written and read by background threads.
+"""Disk tier: values in a private spill file, written and read by background threads.
 
-`put` returns as soon as the value is queued, or blocks while more than `max_in_flight_bytes` would wait to
-be written: memory is bounded, not only moved. `prefetch` has values read in the order given, at most
-`max_prefetch_bytes` ahead of what is fetched. A write that fails (full disk, quota, a broken device) loses
-nothing: that value stays in memory, one `LowtideWarning` is issued, and `ticket.fell_back` says so. A damaged
-block is a `DamagedValueError`, never a wrong value. Nothing is left behind, however the process ends.
+`put` queues a write and returns. It blocks while more than `max_in_flight_bytes` would wait to be written.
+`prefetch` reads values in the order of the calls, up to `max_prefetch_bytes` before they are fetched. If a write
+fails (full disk, quota, broken device), the value stays in memory, `ticket.fell_back` is True, and one
+`LowtideWarning` is issued. A damaged block raises `DamagedValueError`. No file remains, however the process
+ends. A fetched value stays on disk: offloading it again needs no write.
 
-Memory is made in the calling thread only: by `fetch`, what `bytes_to_fetch` says; by `fetch`, `prefetch` and `drop`,
-what was prefetched and has its turn, within `max_prefetch_bytes`; by `put`, nothing (on an accelerator, a host copy).
-It is freed by a writer thread as soon as it is written, without a lock; by whoever lets a ticket go.
-A value stays on the disk when it was fetched: letting go of the tensor again writes nothing.
+Memory is allocated in the calling thread only. `fetch` allocates `bytes_to_fetch`. `fetch`, `prefetch` and `drop`
+may also allocate the next prefetched values, within `max_prefetch_bytes`. `put` allocates only for values on an
+accelerator: a copy in host memory. A writer thread frees the memory of a value after the write.
 
-Not done: the operating system's page cache is used and not bypassed (it gives way when memory is short, and is
-not counted here); values of an accelerator are copied to ordinary memory first, synchronously (untested
-on a GPU); the file is not encrypted. A store belongs to the process that made it and says so after a fork.
+Limitations: the page cache of the operating system is used and not counted. Values on an accelerator are copied
+synchronously to unpinned host memory (not tested on a GPU). The file is not encrypted. A store cannot be used in
+a forked child process.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _CPU = torch.device("cpu")
 
 
 class DiskStore(Store):
-    """Values in a file that nobody else can find.
+    """Store that writes values to an unnamed file.
 
-    `directory` should be on a local disk (a tmpfs is memory); it is made, for this user only, if it does not
-    exist, and is the system's directory for temporary files if not given. `threads` write and as many read.
-    With `record_timeline`, `timeline()` tells when the disk was busy and when somebody waited for it.
+    `directory` should be on a local disk, not on a tmpfs, which is memory. It is created, for this user only, if
+    it does not exist. The default is the directory for temporary files. `threads` threads write and as many read.
+    With `record_timeline`, `timeline()` returns the times of all writes, reads and waits.
 
     >>> import torch
     >>> from lowtide.stores import DiskStore
@@ -64,21 +63,21 @@ class DiskStore(Store):
         record_timeline: bool = False,
     ) -> None:
         in_flight = parse_bytes(max_in_flight_bytes)
-        ahead = parse_bytes(max_prefetch_bytes) if max_prefetch_bytes is not None else in_flight
+        prefetch = parse_bytes(max_prefetch_bytes) if max_prefetch_bytes is not None else in_flight
         if threads < 1:
             raise ArgumentError(f"a disk store needs at least one thread, not {threads}")
         self._pid = os.getpid()
-        self._queue = DiskQueue(SpillFile(directory), threads, in_flight, ahead, Timeline(record_timeline))
-        self._end = weakref.finalize(self, _end, self._queue, self._pid)
+        self._queue = DiskQueue(SpillFile(directory), threads, in_flight, prefetch, Timeline(record_timeline))
+        self._finalize = weakref.finalize(self, _shut_down, self._queue, self._pid)
 
     @property
     def directory(self) -> str:
-        """Where the spill file is, without a name."""
+        """Directory of the spill file."""
         return self._queue.file.directory
 
     @property
     def max_prefetch_bytes(self) -> int:
-        """The most that is read ahead of what is fetched."""
+        """Upper limit on bytes prefetched and not yet fetched."""
         return self._queue.max_prefetch_bytes
 
     @property
@@ -87,7 +86,7 @@ class DiskStore(Store):
         return self._queue.closed
 
     def put(self, tensor: torch.Tensor, name: str = "") -> Ticket:
-        """Have `tensor` written in the background, once there is room in the queue.
+        """Queue a background write of `tensor`. Waits while the queue is full.
 
         A tensor larger than `max_in_flight_bytes` is written before this returns.
         """
@@ -107,63 +106,63 @@ class DiskStore(Store):
         return ticket
 
     def fetch(self, ticket: Ticket) -> torch.Tensor:
-        """The value: from memory if it is still, or already, there; else it is read now."""
+        """Return the value, from memory if it is still there or prefetched, else from disk."""
         entry = self._live_entry(ticket)
         geometry = cast(_DiskTicket, ticket).geometry
         tensor = self._queue.fetch(entry)
         return tensor if geometry.device == _CPU else geometry.empty().copy_(tensor)
 
     def is_resident(self, ticket: Ticket) -> bool:
-        """Whether the value is still, or already, in memory."""
+        """Return whether the value is still in memory or prefetched."""
         entry = self._live_entry(ticket)
         return cast(_DiskTicket, ticket).geometry.device == _CPU and self._queue.is_resident(entry)
 
     def bytes_to_fetch(self, ticket: Ticket) -> int:
-        """What `fetch` would newly take: nothing also for what is being read ahead, whose memory is there."""
+        """Return the bytes that `fetch` would allocate. 0 also for a value that is being prefetched."""
         entry = self._live_entry(ticket)
-        there = cast(_DiskTicket, ticket).geometry.device == _CPU and self._queue.has_memory(entry)
-        return 0 if there else entry.nbytes
+        has_memory = cast(_DiskTicket, ticket).geometry.device == _CPU and self._queue.has_memory(entry)
+        return 0 if has_memory else entry.nbytes
 
     def prefetch(self, ticket: Ticket) -> None:
-        """Have the value read in the background, after those hinted at before. Returns at once.
+        """Queue a background read of the value, after earlier ones. Returns immediately.
 
-        A value larger than `max_prefetch_bytes` is not read ahead.
+        A value larger than `max_prefetch_bytes` is not prefetched.
         """
         self._queue.prefetch(self._live_entry(ticket))
 
     def drop(self, ticket: Ticket) -> None:
-        """Forget the value. A write that has not begun is not done."""
+        """Delete the value. A write that has not started is cancelled."""
         entry = self._owned_entry(ticket)
         self._check_process()
         self._queue.drop(cast(DiskEntry, entry))
 
     def drain(self, nbytes: int) -> int:
-        """Wait until `nbytes` of what waits to be written have left memory, or nothing waits; how many did."""
+        """Wait until `nbytes` in flight have left memory, or none are in flight. Return the bytes that left."""
         self._check_process()
         self._check_open()
-        left = self._queue.drain(nbytes)
+        released_bytes = self._queue.drain(nbytes)
         self._report_background_errors()
-        return left
+        return released_bytes
 
     def flush(self) -> None:
-        """Wait until everything put is on the disk, or has fallen back to memory."""
+        """Wait until every value is on disk or has fallen back to memory."""
         self._check_process()
         self._check_open()
         self._queue.flush()
         self._report_background_errors()
 
     def timeline(self) -> tuple[Span, ...]:
-        """What was recorded until now, in the order in which it ended. Also after `close`."""
+        """Return the spans recorded so far, in the order in which they ended. Works after `close`, too."""
         return self._queue.timeline.spans()
 
     def stats(self) -> StoreStats:
-        """What happened until now."""
+        """Return statistics."""
         self._check_process()
         return self._queue.stats()
 
     def close(self) -> None:
-        """Stop the threads, at the latest after the block each is at, and give the disk back."""
-        self._end()
+        """Stop the threads after their current block, and free the disk space."""
+        self._finalize()
         if os.getpid() == self._pid:
             self._report_background_errors()
 
@@ -180,26 +179,26 @@ class DiskStore(Store):
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise StoreError(
-                f"this disk store was made by process {self._pid} and cannot be used in its fork {os.getpid()}: "
-                "its threads are not here. Make a store in each process"
+                f"this disk store was created by process {self._pid} and cannot be used in its fork {os.getpid()}, "
+                "which does not have its threads. Create a store in each process"
             )
 
     def _report_background_errors(self) -> None:
-        """Say, in the caller's thread, what happened in the background."""
+        """Raise or warn, in the thread of the caller, about errors in background threads."""
         self._queue.check_threads()
         write_error, self._queue.write_error = self._queue.write_error, None
         if write_error is not None:
             warnings.warn(
-                f"a write to the spill file in {self.directory} failed ({write_error}). Nothing is lost: such values stay "
-                "in memory, which will be short of what was planned. Free some space there, or pass directory= on "
-                "a larger disk",
+                f"a write to the spill file in {self.directory} failed ({write_error}). Nothing is lost: values that "
+                "cannot be written stay in memory, so more memory is used than planned. Free some space there, or "
+                "pass directory= on a larger disk",
                 LowtideWarning,
                 stacklevel=3,
             )
 
 
 class _DiskTicket(Ticket):
-    """A ticket that knows on which device the value was."""
+    """Ticket with the original geometry, including the device."""
 
     __slots__ = ("geometry",)
 
@@ -208,7 +207,7 @@ class _DiskTicket(Ticket):
         self.geometry = geometry
 
 
-def _end(queue: DiskQueue, pid: int) -> None:
+def _shut_down(queue: DiskQueue, pid: int) -> None:
     if os.getpid() == pid:
         queue.shut_down()
     else:

@@ -1,6 +1,6 @@
-"""Stores by name: `stores=("disk",)`, or stores of one's own: `stores=(DiskStore("/scratch"),)`.
+"""Stores by name, as in `stores=("disk",)`, or as objects: `stores=(DiskStore("/scratch"),)`.
 
-"device" is where values are anyway. A store asked for by name is made once a process, and closed with it.
+"device" means no offloading. A named store is created once per process and closed on exit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = ("device", "host", "disk")
 
 
 def resolve(stores: str | Store | Sequence[str | Store] | None) -> Store | None:
-    """The store that evicted values may be put into, the first that is named; None where there is only the device.
+    """Return the first store other than "device", or None if there is none.
 
     >>> resolve(("device",)) is None
     True
@@ -41,17 +41,8 @@ def resolve(stores: str | Store | Sequence[str | Store] | None) -> Store | None:
     return found
 
 
+@functools.cache
 def _named(name: str) -> Store | None:
     if name == "device":
         return None
-    return _disk() if name == "disk" else _host()
-
-
-@functools.cache
-def _disk() -> DiskStore:
-    return DiskStore()
-
-
-@functools.cache
-def _host() -> HostStore:
-    return HostStore()
+    return DiskStore() if name == "disk" else HostStore()

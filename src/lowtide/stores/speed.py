@@ -1,9 +1,9 @@
-"""How fast a store is on this machine, to be set against the time of a recompute.
+"""Measures the speed of a store on this machine, to compare offloading with recomputation.
 
-A measurement moves a bounded number of bytes, takes the memory of one value of it (8 MiB at most, and what the store
-has in flight), draws nothing from anybody's generator, and leaves nothing in the store but its counts. It is one
-wall-clock time on a machine in use, not a benchmark; and what goes to a disk goes to the system's page cache
-first, so that only an amount beyond that cache shows the disk alone.
+A measurement moves a fixed number of bytes and holds one value of at most 8 MiB, besides the bytes that the store
+has in flight. It does not change the random state, and it changes nothing in the store but its statistics.
+Results are wall-clock times on a machine in use, not benchmarks. Writes go to the page cache of the operating
+system first, so small measurements do not show the speed of the disk itself.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from . import Store, Ticket
 
 VALUES = 8
 MAX_VALUE_BYTES = 8 * 2**20
-_CLOCK_S = 1e-7  # no time is taken for shorter than this, so that no speed is infinite
+_MIN_SECONDS = 1e-7  # shorter times are rounded up, so that speeds are finite
+_NAME = "a measurement"
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Bytes of the value a second, whatever is kept of it."""
+    """Transfer speeds, in bytes of the value."""
 
     out_bytes_per_s: float
-    """Out of memory: put and written."""
+    """Speed of put and write."""
     in_bytes_per_s: float
-    """Back: fetched without a hint."""
+    """Speed of fetches without prefetch."""
 
     def round_trip_seconds(self, nbytes: int) -> float:
-        """How long a value of `nbytes` takes there and back, if nothing hides it."""
+        """Return the time to write and fetch `nbytes`, without overlap with compute."""
         return nbytes / self.out_bytes_per_s + nbytes / self.in_bytes_per_s
 
 
 def measure_store(store: Store, nbytes: str | int = "64 MiB", *, device: torch.device | None = None) -> Speed:
-    """Put `nbytes` in values of equal size, wait until they are out of memory, and fetch them one by one.
+    """Put `nbytes` in values of equal size, wait until they have left memory, and fetch them one by one.
 
-    Values are on `device`: the accelerator if there is one and it is not given, else the CPU. What others have put
-    and is still on its way is waited for too.
+    Values are on `device`; the default is the accelerator if there is one, else the CPU. Earlier values that are
+    in flight are waited for, too.
 
     >>> from lowtide.stores.speed import measure_store
     >>> from lowtide.stores import DiskStore
@@ -51,55 +52,55 @@ def measure_store(store: Store, nbytes: str | int = "64 MiB", *, device: torch.d
     True
     """
     total = parse_bytes(nbytes)
-    if device is None:
-        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = device or _default_device()
     size = min(max(1, total // VALUES), MAX_VALUE_BYTES)
     generator = torch.Generator("cpu").manual_seed(0)
     value = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator, device="cpu").to(device)
     tickets: list[Ticket] = []
     try:
-        tickets.append(store.put(value, "a measurement"))
+        tickets.append(store.put(value, _NAME))
         store.drain(size)
-        store.fetch(tickets[0])  # the first time is dearer
+        store.fetch(tickets[0])  # warm-up
         start = _now(device)
-        tickets.extend(store.put(value, "a measurement") for _ in range(-(-total // size)))
+        tickets.extend(store.put(value, _NAME) for _ in range(-(-total // size)))
         store.drain(len(tickets) * size)
-        middle = _now(device)
-        moved = _written_tickets(store, tickets[1:])
-        back = _now(device)
-        for ticket in reversed(moved):
+        written_at = _now(device)
+        written = _written_tickets(store, tickets[1:])
+        fetch_start = _now(device)
+        for ticket in reversed(written):
             store.fetch(ticket)
         end = _now(device)
     finally:
         for ticket in tickets:
             store.drop(ticket)
     return Speed(
-        out_bytes_per_s=len(moved) * size / max(middle - start, _CLOCK_S),
-        in_bytes_per_s=len(moved) * size / max(end - back, _CLOCK_S),
+        out_bytes_per_s=len(written) * size / max(written_at - start, _MIN_SECONDS),
+        in_bytes_per_s=len(written) * size / max(end - fetch_start, _MIN_SECONDS),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCosts:
-    """What values cost a step on their way to a store and back, beside ops that go on meanwhile."""
+    """Time that a step loses to transfers that run in parallel with its ops."""
 
     put_s: float
-    """To hand one over, and what its writing takes from the ops beside it."""
+    """Seconds added to the ops for each value that is put."""
     put_s_per_byte: float
     fetch_s: float
-    """To fetch one, beside its bytes."""
+    """Fixed seconds of one blocking fetch."""
     fetch_bytes_per_s: float
     prefetch_bytes_per_s: float
-    """How fast they are read ahead, beside ops."""
+    """Read speed while ops run."""
     prefetch_s_each: float
-    """What reading one ahead takes from the ops beside it, and fetching it then."""
+    """Seconds added to the ops for each value that is prefetched."""
     prefetch_s_per_byte: float
 
 
 def measure_transfer_costs(store: Store, *, device: torch.device | None = None) -> TransferCosts:
-    """Run ops with and without values being put or read ahead beside them, and fetch those; small and large ones.
+    """Time ops alone, with puts, and with prefetches in the background, and time fetches.
 
-    The quickest of a few rounds, so that what else the machine does counts as little as it can.
+    Small and large values give fixed costs and costs per byte. The fastest of a few rounds counts, to reduce the
+    influence of other load on the machine.
 
     >>> from lowtide.stores.speed import measure_transfer_costs
     >>> from lowtide.stores import DiskStore
@@ -107,143 +108,149 @@ def measure_transfer_costs(store: Store, *, device: torch.device | None = None) 
     ...     measure_transfer_costs(store).fetch_bytes_per_s > 0
     True
     """
-    if device is None:
-        device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    work = _Work(device)
-    rounds = [_round(store, size, work, device) for _ in range(_ROUNDS) for size in _SAMPLE_BYTES]
-    alone_s = min(one.alone_s for one in rounds)
+    device = device or _default_device()
+    workload = _Workload(device)
+    rounds = [_round(store, size, workload, device) for _ in range(_ROUNDS) for size in _SAMPLE_BYTES]
+    ops_s = min(one.ops_s for one in rounds)
     small, large = (rounds[k :: len(_SAMPLE_BYTES)] for k in range(len(_SAMPLE_BYTES)))
-    put_s, put_s_per_byte = _line(*((min(one.put_s for one in some) - alone_s) / VALUES for some in (small, large)))
-    fetch_s, fetch_s_per_byte = _line(*(min(one.fetch_s for one in some) for some in (small, large)))
-    prefetch_s, prefetch_s_per_byte = _line(*(min(one.prefetch_s for one in some) for some in (small, large)))
+    put_s, put_s_per_byte = _fit_line(
+        *((min(one.ops_with_puts_s for one in some) - ops_s) / VALUES for some in (small, large))
+    )
+    fetch_s, fetch_s_per_byte = _fit_line(*(min(one.fetch_s for one in some) for some in (small, large)))
+    prefetch_s, prefetch_s_per_byte = _fit_line(*(min(one.prefetch_s for one in some) for some in (small, large)))
     return TransferCosts(
         put_s=put_s,
         put_s_per_byte=put_s_per_byte,
         fetch_s=fetch_s,
         fetch_bytes_per_s=1 / max(1e-12, fetch_s_per_byte),
-        prefetch_bytes_per_s=_SAMPLE_BYTES[1] / max(_CLOCK_S, min(one.reading_s for one in large)),
+        prefetch_bytes_per_s=_SAMPLE_BYTES[1] / max(_MIN_SECONDS, min(one.prefetch_read_s for one in large)),
         prefetch_s_each=prefetch_s,
         prefetch_s_per_byte=prefetch_s_per_byte,
     )
 
 
-_OPS_A_VALUE, _ROUNDS = 4, 5
-_MOST_OPS = 400  # beside reads that never end: a tenth of a second
+_OPS_PER_VALUE, _ROUNDS = 4, 5
+_MAX_PREFETCH_OPS = 400  # limit for reads that do not end: about 0.1 s
 _SAMPLE_BYTES = (2**17, 2**20)
 
 
-class _Work:
-    """Ops as a model has them: some calculate, some go through more memory than the caches hold.
+class _Workload:
+    """Ops like those of a model: a matmul, and a copy of more memory than the CPU caches hold.
 
-    The latter are what traffic beside them slows down. Their memory is no tensor's, and so nobody's budget's.
+    Transfers slow down the copies. The copies use NumPy memory, which no memory budget counts.
     """
 
     _SIZE, _SLICES, _SLICE_BYTES = 96, 16, 2**21
 
     def __init__(self, device: torch.device) -> None:
         self._matrix = torch.ones(self._SIZE, self._SIZE, device=device)
-        # On an accelerator memory is moved by other means than the processor's.
+        # No copies for an accelerator, whose transfers do not use the CPU.
         self._memory = np.zeros((self._SLICES, self._SLICE_BYTES if device.type == "cpu" else 0), dtype=np.uint8)
-        self._at = 0
+        self._slice = 0
 
-    def op(self) -> None:
-        """The next one."""
+    def run_op(self) -> None:
+        """Run the next op."""
         torch.mm(self._matrix, self._matrix)
-        np.copyto(self._memory[self._at], self._memory[self._at - self._SLICES // 2])
-        self._at = (self._at + 1) % self._SLICES
+        np.copyto(self._memory[self._slice], self._memory[self._slice - self._SLICES // 2])
+        self._slice = (self._slice + 1) % self._SLICES
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Seconds of some ops alone, of the same with values put beside them; and, of one value, of the other ways."""
+    """Times of one round. The last three are per value."""
 
-    alone_s: float
-    put_s: float
+    ops_s: float
+    ops_with_puts_s: float
     fetch_s: float
-    reading_s: float
-    """Until it is read, beside ops."""
+    prefetch_read_s: float
+    """Until the value is read, while ops run."""
     prefetch_s: float
-    """What that takes from the ops, and fetching."""
+    """Slowdown of the ops, and the fetch."""
 
 
-def _line(small_s: float, large_s: float) -> tuple[float, float]:
-    """What a small and a large value took: what each takes, and each byte."""
+def _fit_line(small_s: float, large_s: float) -> tuple[float, float]:
+    """Return fixed seconds and seconds per byte of the line through the times of a small and a large value."""
     small_s, large_s = max(0.0, small_s), max(0.0, large_s)
     small, large = _SAMPLE_BYTES
     per_byte = max(0.0, (large_s - small_s) / (large - small))
     return max(0.0, small_s - small * per_byte), per_byte
 
 
-def _round(store: Store, size: int, work: _Work, device: torch.device) -> _Round:
-    """Put values beside ops until they are written, fetch them, and read them ahead beside ops."""
+def _round(store: Store, size: int, workload: _Workload, device: torch.device) -> _Round:
+    """Time ops alone and with puts, then fetches, then prefetches while ops run."""
 
-    def ops() -> None:
-        for _ in range(_OPS_A_VALUE):
-            work.op()
+    def run_ops() -> None:
+        for _ in range(_OPS_PER_VALUE):
+            workload.run_op()
 
     values = [torch.ones(size, dtype=torch.uint8, device=device) for _ in range(VALUES)]
     start = _now(device)
     for _ in values:
-        ops()
-    middle = _now(device)
+        run_ops()
+    put_start = _now(device)
     tickets = []
     try:
         for value in values:
-            tickets.append(store.put(value, "a measurement"))
-            ops()
+            tickets.append(store.put(value, _NAME))
+            run_ops()
         del value
-        put = _now(device)
+        put_end = _now(device)
         values.clear()
         store.drain(VALUES * size)
-        moved = _written_tickets(store, tickets)
-        back = _now(device)
-        for ticket in reversed(moved):
+        written = _written_tickets(store, tickets)
+        fetch_start = _now(device)
+        for ticket in reversed(written):
             store.fetch(ticket)
-        end = _now(device)
-        fetch_s = (end - back) / len(moved)
-        reading_s, prefetch_s = _read_ahead(store, moved, work, device) or (fetch_s, fetch_s)
+        fetch_s = (_now(device) - fetch_start) / len(written)
+        prefetch_read_s, prefetch_s = _time_prefetch(store, written, workload, device) or (fetch_s, fetch_s)
     finally:
         for ticket in tickets:
             store.drop(ticket)
-    return _Round(middle - start, put - middle, fetch_s, reading_s, prefetch_s)
+    return _Round(put_start - start, put_end - put_start, fetch_s, prefetch_read_s, prefetch_s)
 
 
-def _read_ahead(store: Store, tickets: list[Ticket], work: _Work, device: torch.device) -> tuple[float, float] | None:
-    """Seconds a value until it is read, beside ops, and taken from those; None for a store that does not read ahead."""
+def _time_prefetch(
+    store: Store, tickets: list[Ticket], workload: _Workload, device: torch.device
+) -> tuple[float, float] | None:
+    """Return the seconds per value until it is read, and those lost by the ops. None if the tier has no prefetch."""
     tickets = tickets[: store.max_prefetch_bytes // tickets[0].nbytes]
     if not tickets:
         return None
 
-    def ops(most: int) -> int:
-        """Run ops until all is read: how many."""
-        for count in range(most):
+    def run_ops(max_ops: int) -> int:
+        """Run ops until all values are read. Return the number of ops."""
+        for count in range(max_ops):
             if all(store.is_resident(ticket) for ticket in reversed(tickets)):
                 return count
-            work.op()
-        return most
+            workload.run_op()
+        return max_ops
 
     start = _now(device)
-    alone = ops(_OPS_A_VALUE * VALUES)
-    middle = _now(device)
+    ops_alone = run_ops(_OPS_PER_VALUE * VALUES)
+    prefetch_start = _now(device)
     for ticket in tickets:
         store.prefetch(ticket)
-    beside = ops(_MOST_OPS)
-    read = _now(device)
+    ops_with_reads = run_ops(_MAX_PREFETCH_OPS)
+    read_end = _now(device)
     for ticket in tickets:
         store.fetch(ticket)
     end = _now(device)
-    taken_s = end - middle - beside * (middle - start) / max(1, alone)
-    return (read - middle) / len(tickets), taken_s / len(tickets)
+    lost_s = end - prefetch_start - ops_with_reads * (prefetch_start - start) / max(1, ops_alone)
+    return (read_end - prefetch_start) / len(tickets), lost_s / len(tickets)
 
 
 def _written_tickets(store: Store, tickets: list[Ticket]) -> list[Ticket]:
     written = [ticket for ticket in tickets if not ticket.fell_back]
     if not written:
-        raise StoreError(f"the {store.tier} store cannot be measured, because its writes fail: see its warning")
+        raise StoreError(f"the {store.tier} store cannot be measured because its writes fail: see its warning")
     return written
 
 
+def _default_device() -> torch.device:
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
 def _now(device: torch.device) -> float:
-    if device.type != "cpu":  # not yet run on an accelerator
+    if device.type != "cpu":  # not tested on an accelerator
         torch.accelerator.synchronize(device)
     return time.perf_counter()
