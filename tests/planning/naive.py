@@ -17,13 +17,13 @@ class Naive:
         self.trace, self.keep = trace, list(keep)
         for j, op in enumerate(trace.ops):  # what is written over memory that is kept cannot be made again
             olds = [trace.values[w.old] for w in op.writes if w.old is not None]
-            if any(old.op is None or self.keep[old.op] for old in olds):
+            if any(old.made_at is None or self.keep[old.made_at] for old in olds):
                 self.keep[j] = True
         self.released = {j for j in released if not self.keep[j]}
         self.n = len(trace.ops)
         self.written_before, self.link, self.prefetch_after = written_before or {}, link, prefetch_after or {}
         self.codec_cost = codec_cost or {}  # by value, of those that are packed where they are away
-        self.made = [v for v, value in enumerate(trace.values) if value.op is not None]
+        self.made = [v for v, value in enumerate(trace.values) if value.made_at is not None]
         self.seconds = 0.0
         self.replays = 0
 
@@ -31,36 +31,36 @@ class Naive:
         return sum(self.trace.values[v].nbytes for v in values)
 
     def inputs(self, op):
-        return [v for v in self.trace.ops[op].inputs if self.trace.values[v].op is not None]
+        return [v for v in self.trace.ops[op].inputs if self.trace.values[v].made_at is not None]
 
     def kept(self, v):
-        return self.keep[self.trace.values[v].op]
+        return self.keep[self.trace.values[v].made_at]
 
     def natural(self, v, j) -> bool:
         """Whether v is there during forward op j without us."""
         value = self.trace.values[v]
         readers = [w for w in range(self.n) if v in self.trace.ops[w].inputs]
-        if not value.op <= j <= max([value.user_holds_until, *readers]):
+        if not value.made_at <= j <= max([min(value.held_until, self.n), *readers]):
             return False
         return not any(
-            other.storage == value.storage and other.op is not None and value.op < other.op <= j
+            other.storage == value.storage and other.made_at is not None and value.made_at < other.made_at <= j
             for other in self.trace.values
         )
 
     def recipes(self, roots) -> set[int]:
         """Recomputed ops that can be reached from these values."""
-        found, pending = set(), [self.trace.values[v].op for v in roots]
+        found, pending = set(), [self.trace.values[v].made_at for v in roots]
         while pending:
             op = pending.pop()
             if op in found or self.keep[op]:
                 continue
             found.add(op)
-            pending += [self.trace.values[u].op for u in self.inputs(op)]
+            pending += [self.trace.values[u].made_at for u in self.inputs(op)]
         return found
 
     def held(self, roots, before) -> set[int]:
         """Kept values that handles on saved values, or recipes of ops before `before`, hold."""
-        handles = {v for v in self.trace.saved if v in self.made and self.trace.values[v].op < before}
+        handles = {v for v in self.trace.saved if v in self.made and self.trace.values[v].made_at < before}
         recipes = {op for op in self.recipes(handles | roots) if op < before}
         needed = handles | {u for op in recipes for u in self.inputs(op)}
         return {v for v in needed if self.kept(v)}
@@ -73,10 +73,10 @@ class Naive:
             held = {
                 v
                 for v in self.held(there, j + 1)
-                if not self.is_away(v) or j < self.written_before[self.trace.values[v].op]
+                if not self.is_away(v) or j < self.written_before[self.trace.values[v].made_at]
             }
-            packed = [v for v in self.codec_cost if self.is_away(v) and self.trace.values[v].op < j]
-            at_work = [v for v in packed if self.trace.values[v].op == j - 1]
+            packed = [v for v in self.codec_cost if self.is_away(v) and self.trace.values[v].made_at < j]
+            at_work = [v for v in packed if self.trace.values[v].made_at == j - 1]
             beside = self.packed_size(packed) + sum(self.workspace(v) for v in at_work)
             begun = self.to_be_read(-1) if j == self.n - 1 else []
             live.append(self.trace.ops[j].other_bytes + self.size(there | held) + beside + self.size(begun))
@@ -87,15 +87,15 @@ class Naive:
 
     def is_away(self, v) -> bool:
         """Whether v waits elsewhere: what only forward needs does not, nor what its op's codec does not take."""
-        op = self.trace.values[v].op
+        op = self.trace.values[v].made_at
         packs = any(other in self.codec_cost for other in self.trace.ops[op].outputs)
         return op in self.written_before and (not packs or v in self.codec_cost) and v in self.held(set(), self.n)
 
     def to_be_read(self, event) -> list[int]:
         """What is in the store and to be read ahead from this event on, in that order."""
         mine = [v for v in self.made if self.is_away(v) and v not in self.codec_cost]
-        mine = [v for v in mine if self.prefetch_after.get(self.trace.values[v].op) == event]
-        return sorted(mine, key=lambda v: (-self.trace.values[v].op, v))
+        mine = [v for v in mine if self.prefetch_after.get(self.trace.values[v].made_at) == event]
+        return sorted(mine, key=lambda v: (-self.trace.values[v].made_at, v))
 
     def packed_size(self, values) -> int:
         return sum(self.codec_cost[v].compressed_bytes(self.trace.values[v].nbytes) for v in values)
@@ -132,7 +132,7 @@ class Naive:
                 gone = {a.value for a in unpacks if a.node == unpack.node} - later
                 self.handles -= gone
                 self.given -= gone
-                self.resident -= {v for v in gone if self.trace.values[v].op in self.released}
+                self.resident -= {v for v in gone if self.trace.values[v].made_at in self.released}
                 self.collect()
             self.now += unpack.time_s
         return peaks
@@ -169,7 +169,7 @@ class Naive:
         self.seconds += waits
         self.now += waits
         self.resident.add(v)
-        op = self.trace.values[v].op
+        op = self.trace.values[v].made_at
         if op not in self.fetched_ops:
             self.fetched_ops.add(op)
             self.begin_reading(op)
@@ -177,9 +177,7 @@ class Naive:
 
     def live(self, extra=()) -> int:
         def still(value):
-            return value.user_holds_until == self.n and (
-                value.freed_at_unpack is None or value.freed_at_unpack >= self.k
-            )
+            return value.held_until >= self.n + self.k
 
         others = {v for v in self.made if self.natural(v, self.n) and still(self.trace.values[v])}
         shared = others & self.original
@@ -224,7 +222,7 @@ class Naive:
                     self.fetch(v)
                 stack.pop()
                 continue
-            op = self.trace.values[v].op
+            op = self.trace.values[v].made_at
             missing = [u for u in self.inputs(op) if u not in self.resident]
             if missing:
                 stack += [(u, op) for u in missing]
@@ -235,7 +233,7 @@ class Naive:
             transient = {
                 u
                 for u in self.resident
-                if self.trace.values[u].op in self.released
+                if self.trace.values[u].made_at in self.released
                 and u not in self.given
                 and not any(u == x for x, _ in waiting)
             }
@@ -258,7 +256,7 @@ class Naive:
             others = [w for w in self.open_recipes if w != op and write.old in self.inputs(w)]
             unwanted = self.stays_for_good(op) and not others and write.old not in self.handles
             goes = (
-                self.trace.values[write.old].op in self.released
+                self.trace.values[write.old].made_at in self.released
                 and write.old not in self.given
                 and [w for u, w in waiting if u == write.old] == [op]
             )

@@ -2,7 +2,7 @@
 
 from lowtide.planning import BASELINES, Problem, Simulator, knapsack
 
-from .traces import gpt_trace
+from .traces import changed, gpt_trace
 
 
 def judged(problem):
@@ -57,7 +57,7 @@ def test_without_module_names_blocks_are_found_in_the_stream():
     from dataclasses import replace
 
     trace = gpt_trace(12)
-    nameless = replace(trace, ops=tuple(replace(op, module="") for op in trace.ops))
+    nameless = changed(trace, ops=tuple(replace(op, module="") for op in trace.ops))
     problem = Problem(nameless)
     keep = BASELINES["every block"](problem)
     assert 0 < sum(keep) < 30

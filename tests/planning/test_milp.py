@@ -8,10 +8,10 @@ from hypothesis import example, given, settings, strategies as st
 from lowtide.planning import Problem, Simulator, lower_bound, solve
 from lowtide.planning.milp import solve_milp
 from lowtide.planning.repetition import find_repeated_blocks, tie_blocks
-from lowtide.records import TRACE_VERSION, Op, Trace, Unpack, Value
+from lowtide.records import Op, Unpack, Value
 
 from .naive import all_decisions, naive_simulation
-from .traces import gpt_trace, traces, training_traces, unfused_trace
+from .traces import gpt_trace, make_trace, traces, training_traces, unfused_trace
 
 
 def every_outcome(trace):
@@ -32,9 +32,8 @@ def replayed_early_trace():
         Op("draw", "", 1.0, (0,), (4,), "it draws", 0),
     )
     values = (Value(8, None, 0, 3), Value(1, 0, 1, 1), Value(3, 1, 2, 2), Value(1, 2, 3, 2), Value(3, 3, 4, 3))
-    return Trace(
-        TRACE_VERSION, ops, values, (2, 3), (Unpack(3, 1, 0, 1.0), Unpack(2, 1, 1, 1.0)), step_s=100.0, peak_bytes=0
-    )
+    unpacks = (Unpack(3, 1, 0, 1.0), Unpack(2, 1, 1, 1.0))
+    return make_trace(ops=ops, unpacks=unpacks, values=values, saved=(2, 3), step_s=100.0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,11 +7,11 @@ from hypothesis import given, settings, strategies as st
 
 from lowtide._errors import ArgumentError
 from lowtide.planning import BASELINES, Link, Plan, Problem, Simulator, lower_bound, simulate, smallest, solve
-from lowtide.records import TRACE_VERSION, Op, Trace, Unpack, Value
+from lowtide.records import Op, Unpack, Value
 
 from .naive import naive_simulation
 from .test_simulator import traces_with_decisions
-from .traces import gpt_trace, training_traces, unfused_trace
+from .traces import gpt_trace, make_trace, training_traces, unfused_trace
 
 FAST_OUT = Link("disk", out_bytes_per_s=1e15, in_bytes_per_s=4.0, min_bytes=1)
 
@@ -80,8 +80,7 @@ def test_what_is_read_ahead_fits_saves_time_and_is_followed_exactly(case, link, 
 def chain(ops=4, seconds=1.0, nbytes=10, asks_s=0.0):
     """Each op reads the one before; everything is saved, and asked for in reverse."""
     values = [Value(1, None, 0, 0)] + [Value(nbytes, j, j + 1, min(j + 1, ops - 1)) for j in range(ops)]
-    return Trace(
-        version=TRACE_VERSION,
+    return make_trace(
         ops=tuple(Op("op", "", seconds, (j,), (j + 1,)) for j in range(ops)),
         values=tuple(values),
         saved=tuple(range(1, ops + 1)),
@@ -252,9 +251,7 @@ def test_decisions_that_cannot_be_followed_are_refused():
 
 
 def test_what_writing_takes_from_the_ops_is_counted():
-    link = Link(
-        "disk", 10.0, 20.0, min_bytes=1, put_s=0.25, put_s_per_byte=0.01, fetch_s=0.125, prefetch_s_each=0.125
-    )
+    link = Link("disk", 10.0, 20.0, min_bytes=1, put_s=0.25, put_s_per_byte=0.01, fetch_s=0.125, prefetch_s_each=0.125)
     judged = Simulator(Problem(chain(), link)).run([True] * 4, offload=[0], limit_bytes=10**9)
     # Handed over at 1 s, which takes 0.35 s; written at 2.35 s, just when op 2 begins; read in 0.125 s + 0.5 s.
     assert judged.written_before == {0: 2}

@@ -49,9 +49,11 @@ def test_the_table_says_what_a_person_wants_to_know(plan):
 
 def test_the_modules_add_up(plan, trace):
     assert sum(module.ops for module in plan.modules) == len(trace.ops)
-    assert sum(module.recompute_s for module in plan.modules) == pytest.approx(plan.predicted_step_s - plan.plain_step_s)
-    saved_bytes = sum(trace.values[v].nbytes for v in trace.saved if trace.values[v].op is not None)
-    kept_for_replay = sum(kind.kept_bytes + module.recomputed_bytes for module in plan.modules) - saved_bytes
+    assert sum(module.recompute_s for module in plan.modules) == pytest.approx(
+        plan.predicted_step_s - plan.plain_step_s
+    )
+    saved_bytes = sum(trace.values[v].nbytes for v in trace.saved if trace.values[v].made_at is not None)
+    kept_for_replay = sum(module.kept_bytes + module.recomputed_bytes for module in plan.modules) - saved_bytes
     assert kept_for_replay >= 0
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from lowtide._errors import BudgetError
 from lowtide.planning import Problem, Simulator, simulate, solve
 from lowtide.planning.candidate import judged
-from lowtide.records import Copied, Trace
+from lowtide.records import CopyEffect, Trace
 
 from .traces import training_traces
 
@@ -18,7 +18,7 @@ def copying(draw) -> Trace:
     """A small step in which gradients are copied, which helps at some asks and is in the way at others."""
     trace = draw(training_traces(max_ops=7))
     some = sorted(draw(st.sets(st.sampled_from(range(len(trace.unpacks))), max_size=4))) if trace.unpacks else []
-    copies = tuple(Copied(k, draw(st.integers(-trace.unpacks[k].other_bytes, 40)), 0) for k in some)
+    copies = tuple(CopyEffect(k, draw(st.integers(-trace.unpacks[k].other_bytes, 40)), 0) for k in some)
     return replace(trace, copies=copies, copying_s=draw(st.sampled_from([0.0, 0.05])) if copies else 0.0)
 
 

@@ -38,15 +38,15 @@ def joined(one, two, shift_v, shift_o):
     from dataclasses import replace
 
     values = [
-        replace(v, user_holds_until=shift_o + len(two.ops) if v.user_holds_until == shift_o else v.user_holds_until)
+        replace(v, held_until=len(one.events) + len(two.events) if v.held_until == len(one.events) else v.held_until)
         for v in one.values
     ]
     values += [
         replace(
             v,
-            op=None if v.op is None else v.op + shift_o,
+            made_at=None if v.made_at is None else v.made_at + shift_o,
             storage=v.storage + shift_v,
-            user_holds_until=v.user_holds_until + shift_o,
+            held_until=len(one.events) + len(two.events) if v.held_until == len(two.events) else v.held_until + shift_o,
         )
         for v in two.values
     ]

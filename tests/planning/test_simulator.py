@@ -7,10 +7,10 @@ from hypothesis import given, settings, strategies as st
 
 from lowtide._errors import ArgumentError
 from lowtide.planning import PeakAt, Problem, Simulator, simulate, solve
-from lowtide.records import TRACE_VERSION, Op, Trace, Unpack, Value, Write
+from lowtide.records import Op, Unpack, Value, Write
 
 from .naive import naive_simulation
-from .traces import traces
+from .traces import changed, make_trace, traces
 
 
 @st.composite
@@ -38,15 +38,12 @@ def test_it_agrees_with_the_naive_machine(case):
 def step(ops, sizes, unpacks, natural=None):
     """A trace from (inputs, outputs, writes) by op and bytes by value; value 0 is a source."""
     producer = {v: j for j, (_, outputs, _) in enumerate(ops) for v in outputs}
-    user_holds_until = {v: j for j, (inputs, outputs, _) in enumerate(ops) for v in (*inputs, *outputs)}
+    held_until = {v: j for j, (inputs, outputs, _) in enumerate(ops) for v in (*inputs, *outputs)}
+    for v, last in (natural or {}).items():
+        held_until[v] = len(ops) + (len(unpacks) if last is None else last)
     storage = {w.new: w.old for _, _, writes in ops for w in writes}
-    values = [
-        Value(size, producer.get(v), storage.get(v, v), len(ops) if natural and v in natural else user_holds_until[v],
-              natural.get(v) if natural else None)
-        for v, size in enumerate(sizes)
-    ]  # fmt: skip
-    return Trace(
-        version=TRACE_VERSION,
+    values = [Value(size, producer.get(v), storage.get(v, v), held_until[v]) for v, size in enumerate(sizes)]
+    return make_trace(
         ops=tuple(Op(f"op{j}", "", 1.0, i, o, writes=w) for j, (i, o, w) in enumerate(ops)),
         values=tuple(values),
         saved=tuple(sorted(set(unpacks))),
@@ -117,7 +114,7 @@ def test_decisions_that_no_engine_could_follow_are_refused():
         simulate(trace, [True])
     with pytest.raises(ArgumentError, match="op 0 is to be made again"):
         simulate(trace, [True, False], released={0})
-    pinned = replace(trace, ops=(replace(trace.ops[0], pinned="a collective"), trace.ops[1]))
+    pinned = changed(trace, ops=(replace(trace.ops[0], pinned="a collective"), trace.ops[1]))
     with pytest.raises(ArgumentError, match="cannot be recomputed: a collective"):
         simulate(pinned, [False, False])
 
@@ -133,6 +130,6 @@ def test_the_holders_at_the_peak_are_named_largest_first():
 
 
 def test_a_step_without_ops_is_nothing():
-    empty = Trace(TRACE_VERSION, (), (), (), (), 1.0, 0)
+    empty = make_trace()
     assert simulate(empty, []).peak_bytes == 0
     assert solve(empty, 1).predicted_step_s == 1.0

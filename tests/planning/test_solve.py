@@ -14,7 +14,7 @@ from lowtide.planning.candidate import judged
 from lowtide.planning.repair import repair
 
 from .naive import naive_simulation
-from .traces import gpt_trace, traces, training_traces, unet_trace, unfused_trace
+from .traces import changed, gpt_trace, traces, training_traces, unet_trace, unfused_trace
 
 
 def peak_of(trace, baseline="keep all"):
@@ -137,7 +137,7 @@ def test_pinned_ops_are_kept_and_named():
 
     trace = gpt_trace(6)
     ops = tuple(replace(op, pinned="it draws") if "dropout" in op.module else op for op in trace.ops)
-    trace = replace(trace, ops=ops)
+    trace = changed(trace, ops=ops)
     plan = solve(trace, int(0.6 * peak_of(trace)), deadline_s=10)
     assert all(kept for op, kept in zip(ops, plan.keep, strict=True) if op.pinned)
     assert {(pin.name, pin.why) for pin in plan.pinned} == {("aten.native_dropout.default", "it draws")}

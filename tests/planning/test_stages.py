@@ -3,7 +3,9 @@
 import pytest
 
 from lowtide.planning import Problem, lower_bound
-from lowtide.records import TRACE_VERSION, Op, Trace, Unpack, Value
+from lowtide.records import Op, Unpack, Value
+
+from .traces import make_trace
 
 
 def needed_twice_trace():
@@ -16,7 +18,7 @@ def needed_twice_trace():
     )
     values = (Value(1, None, 0, 3), Value(1, 0, 1, 1), Value(10, 1, 2, 2), Value(10, 2, 3, 2), Value(10, 3, 4, 3))
     unpacks = (Unpack(3, 0, 1, 1.0), Unpack(4, 1, 21, 1.0), Unpack(2, 2, 1, 1.0))
-    return Trace(TRACE_VERSION, ops, values, (2, 3, 4), unpacks, step_s=300.0, peak_bytes=0)
+    return make_trace(ops=ops, unpacks=unpacks, values=values, saved=(2, 3, 4), step_s=300.0)
 
 
 def test_the_bound_counts_an_op_that_is_replayed_twice():

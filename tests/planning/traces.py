@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import strategies as st
 
 from lowtide.records import TRACE_VERSION, Op, Trace, Unpack, Value, Write
+
+
+def make_trace(*, ops: tuple[Op, ...] = (), unpacks: tuple[Unpack, ...] = (), **fields: Any) -> Trace:
+    """Return a trace of a forward pass followed by a backward pass."""
+    defaults = {"values": (), "saved": (), "step_s": 1.0, "peak_bytes": 0}
+    return Trace(version=TRACE_VERSION, events=(*ops, *unpacks), **{**defaults, **fields})
+
+
+def changed(trace: Trace, **fields: Any) -> Trace:
+    """Return a trace with other ops, unpacks or fields."""
+    if "ops" in fields or "unpacks" in fields:
+        fields["events"] = (*fields.pop("ops", trace.ops), *fields.pop("unpacks", trace.unpacks))
+    return replace(trace, **fields)
 
 
 @st.composite
@@ -33,29 +49,29 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
     ops: list[dict] = []
     current: list[int] = []  # values that are the present content of their storage
     for _ in range(draw(st.integers(1, 2))):
-        values.append({"nbytes": 8, "op": None, "storage": len(values)})
+        values.append({"nbytes": 8, "made_at": None, "storage": len(values)})
         current.append(len(values) - 1)
     overwritten: dict[int, int] = {}
     for j in range(n):
         inputs = draw(st.lists(st.sampled_from(current), min_size=1, max_size=3, unique=True))
         outputs: list[int] = []
         op_writes: list[tuple] = []
-        mine = [v for v in inputs if values[v]["op"] is not None]
+        mine = [v for v in inputs if values[v]["made_at"] is not None]
         if writes and mine and draw(st.integers(0, 3)) == 0:
             old = draw(st.sampled_from(mine))
             new = len(values)
-            values.append({"nbytes": values[old]["nbytes"], "op": j, "storage": values[old]["storage"]})
+            values.append({"nbytes": values[old]["nbytes"], "made_at": j, "storage": values[old]["storage"]})
             current.remove(old)
             current.append(new)
             overwritten[old] = j
             outputs.append(new)
             op_writes.append((old, new))
         for _ in range(draw(st.integers(0 if outputs else 1, 2))):
-            values.append({"nbytes": draw(st.integers(0, 9)), "op": j, "storage": 1000 + len(values)})
+            values.append({"nbytes": draw(st.integers(0, 9)), "made_at": j, "storage": 1000 + len(values)})
             outputs.append(len(values) - 1)
             current.append(len(values) - 1)
         ops.append({"inputs": inputs, "outputs": outputs, "writes": op_writes})
-    made = [v for v, value in enumerate(values) if value["op"] is not None]
+    made = [v for v, value in enumerate(values) if value["made_at"] is not None]
     saved = draw(st.lists(st.sampled_from(range(len(values))), unique=True, max_size=len(values)))
     read_by: dict[int, list[int]] = {}
     for j, op in enumerate(ops):
@@ -69,13 +85,12 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
         for node, group in enumerate(groups):
             unpacks += [draw(asks_for(v, node, 6)) for v in group]
     for v in made:
-        last = max([values[v]["op"], *read_by.get(v, [])])
-        values[v]["user_holds_until"] = n if draw(st.integers(0, 5)) == 0 else draw(st.integers(last, n - 1))
-        if values[v]["user_holds_until"] == n and unpacks:
-            values[v]["freed_at_unpack"] = draw(st.none() | st.integers(0, len(unpacks) - 1))
+        last = max([values[v]["made_at"], *read_by.get(v, [])])
+        until_backward = draw(st.integers(0, 5)) == 0
+        first, end = (n, n + len(unpacks)) if until_backward else (last, n - 1)
+        values[v]["held_until"] = draw(st.integers(first, end))
     module = draw(modules(n))
-    return Trace(
-        version=TRACE_VERSION,
+    return make_trace(
         ops=tuple(
             Op(
                 name=f"op{j}",
@@ -93,7 +108,7 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
             )
             for j, op in enumerate(ops)
         ),
-        values=tuple(Value(**{"user_holds_until": n, **value}) for value in values),
+        values=tuple(Value(**{"held_until": n, **value}) for value in values),
         saved=tuple(saved),
         unpacks=tuple(unpacks),
         step_s=100.0,
@@ -116,7 +131,7 @@ class TraceMaker:
         self.module = ""
 
     def source(self, nbytes: int) -> int:
-        self.values.append({"nbytes": nbytes, "op": None, "storage": len(self.values)})
+        self.values.append({"nbytes": nbytes, "made_at": None, "storage": len(self.values)})
         self.parameter_bytes += nbytes
         return len(self.values) - 1
 
@@ -126,7 +141,7 @@ class TraceMaker:
         outputs = []
         for nbytes in sizes:
             outputs.append(len(self.values))
-            self.values.append({"nbytes": nbytes, "op": index, "storage": len(self.values)})
+            self.values.append({"nbytes": nbytes, "made_at": index, "storage": len(self.values)})
         moved = sum(self.values[v]["nbytes"] for v in (*inputs, *outputs))
         self.ops.append(
             {
@@ -144,24 +159,21 @@ class TraceMaker:
 
     def finish(self) -> Trace:
         n = len(self.ops)
-        user_holds_until = {}
+        held_until = {}
         for j, op in enumerate(self.ops):
             for v in (*op["inputs"], *op["outputs"]):
-                user_holds_until[v] = j
-        user_holds_until[self.ops[-1]["outputs"][0]] = n  # the loss
+                held_until[v] = j
         unpacks, saved = [], {}
         for node, (asked, grads) in enumerate(reversed(self.nodes)):
             done = self.parameter_bytes * node // len(self.nodes)
             for v in asked:
                 unpacks.append(Unpack(v, node, self.parameter_bytes + done + grads, 0.0))
                 saved[v] = True
+        held_until[self.ops[-1]["outputs"][0]] = n + len(unpacks)  # the loss
         forward_s = sum(op["time_s"] for op in self.ops)
-        return Trace(
-            version=TRACE_VERSION,
+        return make_trace(
             ops=tuple(Op(**op, other_bytes=self.parameter_bytes) for op in self.ops),
-            values=tuple(
-                Value(user_holds_until=user_holds_until.get(v, n), **value) for v, value in enumerate(self.values)
-            ),
+            values=tuple(Value(held_until=held_until.get(v, n), **value) for v, value in enumerate(self.values)),
             saved=tuple(sorted(saved)),
             unpacks=tuple(unpacks),
             step_s=3 * forward_s,
@@ -309,7 +321,7 @@ def unfused_trace(layers: int, *, batch: int = 4, seq: int = 1024, width: int = 
 def training_traces(draw, max_ops: int = 9) -> Trace:
     """Small steps as autograd makes them: most values saved by their readers, nodes in reverse order of forward."""
     n = draw(st.integers(4, max_ops))
-    values: list[dict] = [{"nbytes": 8, "op": None, "storage": 0}]
+    values: list[dict] = [{"nbytes": 8, "made_at": None, "storage": 0}]
     ops: list[dict] = []
     nodes: list[list[int]] = []
     for j in range(n):
@@ -318,16 +330,15 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
         outputs = []
         for _ in range(draw(st.sampled_from((1, 1, 1, 2)))):
             outputs.append(len(values))
-            values.append({"nbytes": draw(st.integers(1, 9)), "op": j, "storage": len(values)})
+            values.append({"nbytes": draw(st.integers(1, 9)), "made_at": j, "storage": len(values)})
         ops.append({"inputs": inputs, "outputs": outputs})
         nodes.append(draw(st.lists(st.sampled_from([*inputs, *outputs]), max_size=2, unique=True)))
     unpacks = [draw(asks_for(v, node, 9)) for node, asked in enumerate(reversed(nodes)) for v in asked]
     for j, op in enumerate(ops):
         for v in (*op["inputs"], *op["outputs"]):
-            values[v]["user_holds_until"] = j
+            values[v]["held_until"] = j
     module = draw(modules(n))
-    return Trace(
-        version=TRACE_VERSION,
+    return make_trace(
         ops=tuple(
             Op(
                 name=f"op{j}",
@@ -339,7 +350,7 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
             )
             for j, op in enumerate(ops)
         ),
-        values=tuple(Value(**{"user_holds_until": n, **value}) for value in values),
+        values=tuple(Value(**{"held_until": n, **value}) for value in values),
         saved=tuple(sorted({unpack.value for unpack in unpacks})),
         unpacks=tuple(unpacks),
         step_s=100.0,

@@ -30,7 +30,7 @@ class Problem:
         self.n_values = n_values
         self.n_unpacks = len(trace.unpacks)
         self.nbytes = [value.nbytes for value in trace.values]
-        self.producer = [-1 if value.op is None else value.op for value in trace.values]
+        self.producer = [-1 if value.made_at is None else value.made_at for value in trace.values]
         self.time_s = [op.time_s for op in trace.ops]
         self.pinned = [op.pinned is not None for op in trace.ops]
         self.inputs = [[v for v in op.inputs if self.producer[v] >= 0] for op in trace.ops]
@@ -119,14 +119,14 @@ class Problem:
             if self.producer[v] < 0:
                 continue
             # Whoever reads a value holds it meanwhile, even where the profile saw it go a moment earlier.
-            end = max([value.user_holds_until, *self.consumers[v][-1:]])
+            end = max([min(value.held_until, n), *self.consumers[v][-1:]])
             over = overwritten_at[v]
             if over is not None:
                 # From that op on the memory is the next value's; what is held of this one is a private copy.
                 end = min(end, over - 1)
             self.natural_end[v] = end
             if end >= n:
-                self.natural_last_unpack[v] = self.n_unpacks if value.freed_at_unpack is None else value.freed_at_unpack
+                self.natural_last_unpack[v] = value.held_until - n
 
     def _settle_unpacks(self) -> None:
         unpacks = self.trace.unpacks

@@ -11,13 +11,13 @@ The engine makes a `Trace`, planning turns it into a `Plan`, the engine follows 
 from .codec_cost import CodecCost
 from .link import Link
 from .plan import PLAN_VERSION, ModuleSummary, PinnedOp, Plan
-from .trace import TRACE_VERSION, Copied, Op, Trace, Unpack, Value, Write
+from .trace import TRACE_VERSION, CopyEffect, Op, Trace, Unpack, Value, Write
 
 __all__ = [
     "PLAN_VERSION",
     "TRACE_VERSION",
     "CodecCost",
-    "Copied",
+    "CopyEffect",
     "Link",
     "ModuleSummary",
     "Op",

@@ -1,45 +1,29 @@
-"""A trace as compact JSON and back: rows without keys, names written once.
+"""Traces as compact JSON: rows without keys, each name written once.
 
-Guarantees an equal trace after a round trip, and an `ArgumentError` for text that is no trace of this
-version. Nothing in the text is executed or imported.
+A round trip gives an equal trace. Text that is not a trace of this version raises `ArgumentError`. Nothing in the text
+is executed or imported.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from .._errors import ArgumentError
-from .trace import TRACE_VERSION, Copied, Op, Trace, Unpack, Value, Write
+from .trace import TRACE_VERSION, CopyEffect, Op, Trace, Unpack, Value, Write
 
 _FORMAT = "lowtide trace"
+_UNPACK_FIELDS = 5  # the row of an op has nine
 
 
 def trace_to_json(trace: Trace) -> str:
-    """Compact JSON of a trace."""
+    """Return a trace as compact JSON."""
     words: dict[str, int] = {}
 
     def word(text: str) -> int:
         return words.setdefault(text, len(words))
 
-    ops = [
-        [
-            word(op.name),
-            word(op.module),
-            op.time_s,
-            op.inputs,
-            op.outputs,
-            None if op.pinned is None else word(op.pinned),
-            op.other_bytes,
-            [[w.old, w.new, int(w.exclusive)] for w in op.writes],
-            op.replay_s,
-        ]
-        for op in trace.ops
-    ]
-    values = [
-        [v.nbytes, v.op, v.storage, v.user_holds_until, v.freed_at_unpack, word(v.dtype), int(v.binary)]
-        for v in trace.values
-    ]
     document = {
         "format": _FORMAT,
         "version": trace.version,
@@ -48,19 +32,34 @@ def trace_to_json(trace: Trace) -> str:
         "step_s": trace.step_s,
         "replay_overhead_s": trace.replay_overhead_s,
         "peak_bytes": trace.peak_bytes,
-        "words": list(words),
-        "ops": ops,
-        "values": values,
+        "events": [_event_row(event, word) for event in trace.events],
+        "values": [[v.nbytes, v.made_at, v.storage, v.held_until, word(v.dtype), int(v.binary)] for v in trace.values],
         "saved": trace.saved,
-        "unpacks": [[a.value, a.node, a.other_bytes, a.time_s, a.rise_bytes] for a in trace.unpacks],
         "copies": [[c.unpack, c.more_bytes, c.more_rise_bytes] for c in trace.copies],
         "copying_s": trace.copying_s,
+        "words": list(words),
     }
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
+def _event_row(event: Op | Unpack, word: Callable[[str], int]) -> list[Any]:
+    if isinstance(event, Unpack):
+        return [event.value, event.node, event.other_bytes, event.time_s, event.rise_bytes]
+    return [
+        word(event.name),
+        word(event.module),
+        event.time_s,
+        event.inputs,
+        event.outputs,
+        None if event.pinned is None else word(event.pinned),
+        event.other_bytes,
+        [[w.old, w.new, int(w.exclusive)] for w in event.writes],
+        event.replay_s,
+    ]
+
+
 def trace_from_json(text: str) -> Trace:
-    """The checked trace in `text`."""
+    """Return the trace in `text`, checked."""
     document = read_document(text, _FORMAT, TRACE_VERSION)
     try:
         trace = _build(document)
@@ -70,70 +69,68 @@ def trace_from_json(text: str) -> Trace:
     return trace
 
 
-def read_document(text: str, kind: str, version: int) -> dict[str, Any]:
-    """The JSON object in `text`, if it is of this kind ("lowtide trace") and version."""
+def read_document(text: str, format_name: str, version: int) -> dict[str, Any]:
+    """Return the JSON object in `text`. Raises `ArgumentError` unless it has this format and version."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ArgumentError(f"not a {kind}: not JSON, or cut off ({error})") from error
-    if not isinstance(document, dict) or document.get("format") != kind:
-        raise ArgumentError(f"not a {kind}: the JSON is of something else")
+        raise ArgumentError(f"not a {format_name}: not JSON, or cut off ({error})") from error
+    if not isinstance(document, dict) or document.get("format") != format_name:
+        raise ArgumentError(f"not a {format_name}: the JSON has another format")
     if document.get("version") != version:
         raise ArgumentError(
-            f"this {kind} has version {document.get('version')!r}, this lowtide reads version {version}: make it again"
+            f"this {format_name} has version {document.get('version')!r}, and this lowtide reads version {version}: "
+            "create it again"
         )
     return document
 
 
 def _build(document: dict[str, Any]) -> Trace:
     words = [_text(word) for word in _list(document["words"])]
-    ops = []
-    for name, module, time_s, inputs, outputs, pinned, other_bytes, writes, replay_s in _list(document["ops"]):
-        ops.append(
-            Op(
-                name=words[_index(name)],
-                module=words[_index(module)],
-                time_s=_seconds(time_s),
-                inputs=_ints(inputs),
-                outputs=_ints(outputs),
-                pinned=None if pinned is None else words[_index(pinned)],
-                other_bytes=_int(other_bytes),
-                writes=tuple(
-                    Write(old=_int_or_none(old), new=_int(new), exclusive=bool(_int(exclusive)))
-                    for old, new, exclusive in writes
-                ),
-                replay_s=None if replay_s is None else _seconds(replay_s),
-            )
-        )
     values = [
         Value(
             nbytes=_int(nbytes),
-            op=_int_or_none(op),
+            made_at=_int_or_none(made_at),
             storage=_int(storage),
-            user_holds_until=_int(user_holds_until),
-            freed_at_unpack=_int_or_none(freed),
+            held_until=_int(held_until),
             dtype=words[_index(dtype)],
             binary=bool(_int(binary)),
         )
-        for nbytes, op, storage, user_holds_until, freed, dtype, binary in _list(document["values"])
-    ]
-    unpacks = [
-        Unpack(_int(value), _int(node), _int(other), _seconds(time_s), _int(rise))
-        for value, node, other, time_s, rise in _list(document["unpacks"])
+        for nbytes, made_at, storage, held_until, dtype, binary in _list(document["values"])
     ]
     return Trace(
         version=_int(document["version"]),
-        ops=tuple(ops),
+        events=tuple(_event(_list(row), words) for row in _list(document["events"])),
         values=tuple(values),
         saved=_ints(document["saved"]),
-        unpacks=tuple(unpacks),
         step_s=_seconds(document["step_s"]),
         peak_bytes=_int(document["peak_bytes"]),
         device=_text(document["device"]),
         note=_text(document["note"]),
         replay_overhead_s=_seconds(document["replay_overhead_s"]),
-        copies=tuple(Copied(_int(unpack), _int(more), _int(rise)) for unpack, more, rise in _list(document["copies"])),
+        copies=tuple(CopyEffect(*_ints(row)) for row in _list(document["copies"])),
         copying_s=_seconds(document["copying_s"]),
+    )
+
+
+def _event(row: list[Any], words: list[str]) -> Op | Unpack:
+    if len(row) == _UNPACK_FIELDS:
+        value, node, other_bytes, time_s, rise_bytes = row
+        return Unpack(_int(value), _int(node), _int(other_bytes), _seconds(time_s), _int(rise_bytes))
+    name, module, time_s, inputs, outputs, pinned, other_bytes, writes, replay_s = row
+    return Op(
+        name=words[_index(name)],
+        module=words[_index(module)],
+        time_s=_seconds(time_s),
+        inputs=_ints(inputs),
+        outputs=_ints(outputs),
+        pinned=None if pinned is None else words[_index(pinned)],
+        other_bytes=_int(other_bytes),
+        writes=tuple(
+            Write(old=_int_or_none(old), new=_int(new), exclusive=bool(_int(exclusive)))
+            for old, new, exclusive in _list(writes)
+        ),
+        replay_s=None if replay_s is None else _seconds(replay_s),
     )
 
 

@@ -1,8 +1,7 @@
-"""The records of one step: `Trace` and its parts.
+"""The record of one training step: a `Trace`, and its parts.
 
-A trace is immutable and self-contained: everything that a planner needs, nothing that a tensor holds.
-`check` says whether it makes sense; `from_json` and `load` always call it, making one by hand does not.
-It does not judge plans: that is `lowtide.planning.simulator`.
+A trace is one list of events, in the order in which they happened: an op ran, or backward unpacked a value. It is
+immutable and contains no tensors. Values, ops and unpacks refer to each other by index.
 """
 
 from __future__ import annotations
@@ -15,40 +14,53 @@ from pathlib import Path
 
 from .._errors import ArgumentError
 
-TRACE_VERSION = 10
+TRACE_VERSION = 11
 
 
 @dataclass(frozen=True)
 class Write:
-    """One storage that an in-place op writes.
-
-    `old` is the value that it overwrites, or None where what was there does not matter. `exclusive`: nobody but
-    this op wants `old`, so a replay may write over it too (Rule 6).
-    """
+    """One storage that an in-place op writes."""
 
     old: int | None
+    """The value that is overwritten. None: its content does not matter."""
     new: int
     exclusive: bool
+    """No other recipe or handle uses `old`, so a replay may overwrite it too (Rule 6)."""
 
 
 @dataclass(frozen=True)
 class Op:
-    """One dispatcher call of forward."""
+    """Event: one dispatcher call."""
 
     name: str
     module: str
-    """Dotted path of the module that was running."""
+    """Dotted path of the running module."""
     time_s: float
     inputs: tuple[int, ...]
-    """The values that its arguments refer to, distinct, in the order of the arguments."""
+    """Distinct values that its arguments refer to, in the order of the arguments."""
     outputs: tuple[int, ...]
     pinned: str | None = None
-    """Why it may not be replayed."""
+    """Why the op must not be replayed."""
     other_bytes: int = 0
-    """Live bytes, while it runs, that are of no value of this trace: parameters, gradients, batch, temporaries."""
+    """Live bytes of no value of this trace while the op runs: parameters, gradients, batch, temporaries."""
     writes: tuple[Write, ...] = ()
     replay_s: float | None = None
-    """What its kernel takes when it is made again, where that is another one. None: as long as the first time."""
+    """Kernel time of a replay, if a replay runs another kernel. None: `time_s`."""
+
+
+@dataclass(frozen=True)
+class Unpack:
+    """Event: a backward node unpacks a saved value."""
+
+    value: int
+    node: int
+    """Number of the backward node. The unpacks of one node follow each other."""
+    other_bytes: int = 0
+    """Highest live bytes of no value of this trace, from this event to the next."""
+    time_s: float = 0.0
+    """Time of backward from this event to the next."""
+    rise_bytes: int = 0
+    """The part of `other_bytes` that is allocated after the unpack, such as the results of the node."""
 
 
 @dataclass(frozen=True)
@@ -56,44 +68,28 @@ class Value:
     """The content of one storage at one version."""
 
     nbytes: int
-    op: int | None
-    """Who made it. None: a source from outside, which is always there and whose bytes are in `other_bytes`."""
+    made_at: int | None
+    """The event that made it. None: a source, always alive, with its bytes in `other_bytes`."""
     storage: int
-    """Values of one storage are successive contents of the same memory."""
-    user_holds_until: int
-    """The last forward op during which somebody other than lowtide holds it; the number of ops: until backward."""
-    freed_at_unpack: int | None = None
-    """The last ask during which a value that lives until backward is alive; None: it outlives the step."""
+    """Values with the same number are successive contents of one storage."""
+    held_until: int
+    """The last event at which code other than lowtide holds it. The number of events: it outlives the step."""
     dtype: str = ""
-    """As torch calls it ("float32"); empty where it is not known."""
+    """Such as "float32". Empty if unknown."""
     binary: bool = False
-    """Its elements are known to be two different ones at most, as those of a dropout mask are."""
+    """It has at most two distinct elements, as a dropout mask does."""
 
 
 @dataclass(frozen=True)
-class Unpack:
-    """Backward asks for one saved value."""
-
-    value: int
-    node: int
-    """Asks of one backward node have one number and follow each other."""
-    other_bytes: int = 0
-    """The most live bytes, from this ask to the next, that are of no value of this trace."""
-    time_s: float = 0.0
-    """Backward's own time from this ask to the next."""
-    rise_bytes: int = 0
-    """Of `other_bytes`: what comes only once the ask has been answered, as what the node makes."""
-
-
-@dataclass(frozen=True)
-class Copied:
-    """What would be otherwise at an ask if no gradient were copied that waits as a part of a larger one."""
+class CopyEffect:
+    """How an unpack would differ without gradient copies (see `engine.recording.gradient_copies`)."""
 
     unpack: int
+    """Index among the unpacks."""
     more_bytes: int
-    """That many `other_bytes` more; fewer while a copy is there beside what it is a part of."""
+    """Added to `other_bytes`; negative while a copy and its original are both alive."""
     more_rise_bytes: int
-    """The same of `rise_bytes`."""
+    """Added to `rise_bytes`."""
 
 
 @dataclass(frozen=True)
@@ -101,75 +97,85 @@ class Trace:
     """One training step."""
 
     version: int
-    """Of the format: `TRACE_VERSION`."""
-    ops: tuple[Op, ...]
+    """`TRACE_VERSION` of the format."""
+    events: tuple[Op | Unpack, ...]
+    """In the order in which they happened. Planning requires all ops before the first unpack."""
     values: tuple[Value, ...]
     saved: tuple[int, ...]
     """The values that autograd saves, each once."""
-    unpacks: tuple[Unpack, ...]
     step_s: float
-    """Time of the whole step when nothing is recomputed."""
+    """Time of the step if nothing is recomputed."""
     peak_bytes: int
-    """The measured peak of that step."""
+    """Measured peak of the profiled step."""
     device: str = "cpu"
     note: str = ""
     replay_overhead_s: float = 0.0
-    """Time to replay an op, beside its kernel."""
-    copies: tuple[Copied, ...] = ()
-    """By ask, where copies make a difference: this step made them, and `unpacks` are as they are with them."""
+    """Time to replay an op, without its kernel."""
+    copies: tuple[CopyEffect, ...] = ()
+    """Effects of the gradient copies that the profiled step made. `events` include the copies."""
     copying_s: float = 0.0
-    """What making them takes."""
+    """Time of the gradient copies."""
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """The ops, in order."""
+        return tuple(event for event in self.events if isinstance(event, Op))
+
+    @cached_property
+    def unpacks(self) -> tuple[Unpack, ...]:
+        """The unpacks, in order."""
+        return tuple(event for event in self.events if isinstance(event, Unpack))
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the structure, without times and other bytes: equal for steps to which one plan applies."""
+        """Hash of the structure, without times and other bytes. A plan applies to steps with its fingerprint."""
         structure = (
             [(op.name, op.module, op.inputs, op.outputs) for op in self.ops],
-            [(value.nbytes, value.op, value.storage) for value in self.values],
+            [(value.nbytes, value.made_at, value.storage) for value in self.values],
             self.saved,
             [unpack.value for unpack in self.unpacks],
         )
         return hashlib.sha256(json.dumps(structure, separators=(",", ":")).encode()).hexdigest()[:32]
 
     def without_copies(self) -> Trace:
-        """The same step where no gradient is copied, as plain PyTorch would go through it."""
+        """Return the step as plain PyTorch runs it, without gradient copies."""
         if not self.copies:
             return self
         unpacks = list(self.unpacks)
-        for copied in self.copies:
-            unpack = unpacks[copied.unpack]
-            other, rise = unpack.other_bytes + copied.more_bytes, unpack.rise_bytes + copied.more_rise_bytes
-            unpacks[copied.unpack] = replace(unpack, other_bytes=max(0, other), rise_bytes=rise)
-        return replace(self, unpacks=tuple(unpacks), copies=(), copying_s=0.0)
+        for effect in self.copies:
+            unpack = unpacks[effect.unpack]
+            other, rise = unpack.other_bytes + effect.more_bytes, unpack.rise_bytes + effect.more_rise_bytes
+            unpacks[effect.unpack] = replace(unpack, other_bytes=max(0, other), rise_bytes=rise)
+        return replace(self, events=(*self.ops, *unpacks), copies=(), copying_s=0.0)
 
     def check(self) -> None:
-        """Raise `ArgumentError` where the records contradict each other."""
+        """Raise `ArgumentError` if records contradict each other. `from_json` and `load` always check."""
         from .validate import check_trace
 
         check_trace(self)
 
     def to_json(self) -> str:
-        """Compact JSON; `from_json` gives an equal trace."""
+        """Return compact JSON. `from_json` returns an equal trace."""
         from .serialize import trace_to_json
 
         return trace_to_json(self)
 
     @staticmethod
     def from_json(text: str) -> Trace:
-        """The trace that `to_json` wrote, checked; `ArgumentError` for anything else."""
+        """Return the trace in `text`. Raises `ArgumentError` for anything else."""
         from .serialize import trace_from_json
 
         return trace_from_json(text)
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON form to a file."""
+        """Write the trace to a JSON file."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path) -> Trace:
-        """Read what `save` wrote."""
+        """Read a file that `save` wrote. Raises `ArgumentError` for anything else."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ArgumentError(f"no trace can be read from {str(path)!r}: {error}") from error
+            raise ArgumentError(f"cannot read a trace from {str(path)!r}: {error}") from error
         return Trace.from_json(text)
