@@ -159,8 +159,8 @@ def everything(minutes: float, quick: bool, out: Path) -> None:
 @click.argument("new", type=click.Path(path_type=Path))
 def compare(old: Path, new: Path) -> None:
     """What became slower or larger from OLD to NEW results, beyond noise; exit code 1 if anything did."""
-    from .harness.comparing import compare as compared
     from .harness.records import ResultsError, Run
+    from .harness.regressions import compare as compared
 
     try:
         found = compared(Run.load(old), Run.load(new))

@@ -26,8 +26,8 @@ import transformers
 from torch import nn
 
 import lowtide
+from benchmarks.harness.baseline_variants import H_DTR
 from benchmarks.harness.machine import RESULTS, keep_freed_memory, one_quiet_thread
-from benchmarks.harness.others import H_DTR
 from benchmarks.harness.steps import base_of
 from benchmarks.harness.unets import UNet
 from benchmarks.overhead import PassThrough
@@ -108,7 +108,7 @@ VARIANTS: dict[str, Heuristic] = {
 
 def fixed_bytes(model: nn.Module, batch: list[Any]) -> int:
     ledger = Ledger()
-    ledger.see_all([*model.parameters(), *model.buffers(), *batch])
+    ledger.count_all([*model.parameters(), *model.buffers(), *batch])
     return ledger.live_bytes
 
 

@@ -1,11 +1,11 @@
-"""Schedules for chains beside those of the peers: time to make and go through one, and forward steps.
+"""Compare lowtide's schedules with other packages: planning time and forward steps.
 
     python -m benchmarks.schedules [--rounds N] [--skip-slow]
 
-Peers are optional: pip install checkpoint_schedules pyrevolve. All variants of a problem are run in turn,
-round by round, and minima are compared, because the machine may be shared. `checkpoint_schedules` remembers
-what it has computed, so it is imported afresh for each run, outside the time that counts. What is
-timed is the same for all: make the schedule, and go through all of its actions.
+The other packages are optional: pip install checkpoint_schedules pyrevolve. The timed work is to create a
+schedule and to iterate over its actions. All variants of a problem run in turn, and the minimum over all
+rounds is compared, so that load on the machine matters little. `checkpoint_schedules` caches its results, so
+it is imported again before each run, outside the timed part.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ TIERS = ((4, 4), (10, 10), (5, 50))
 
 @dataclass
 class Run:
-    """One way of solving one problem."""
+    """One schedule for one problem."""
 
     name: str
     make: Callable[[Any], Iterable[Any]]
-    """From the peer's module, or from None."""
+    """Create the schedule. The argument is the module of the other package, None for lowtide."""
     count: Callable[[Iterable[Any]], str]
     peer: str | None = None
 
 
-def count_ours(actions: Iterable[Any]) -> str:
+def count_lowtide(actions: Iterable[Any]) -> str:
+    """Return the forward steps of a lowtide schedule."""
     steps = 0
     for action in actions:
         if isinstance(action, Advance):
@@ -55,17 +56,17 @@ def count_ours(actions: Iterable[Any]) -> str:
         elif isinstance(action, Reverse):
             steps += action.source == "state"
         elif isinstance(action, Store):
-            steps += action.what == "tape"
+            steps += action.content == "tape"
     return f"{steps:,}"
 
 
 def count_peer(actions: Iterable[Any]) -> str:
-    """Forward steps of a `checkpoint_schedules` schedule."""
+    """Return the forward steps of a `checkpoint_schedules` schedule."""
     return f"{sum(action.n1 - action.n0 for action in actions if type(action).__name__ == 'Forward'):,}"
 
 
 def count_peer_tiers(schedule: Iterable[Any]) -> str:
-    """The same, with what lies on disk at one time: until its last use, and until it is moved away."""
+    """Return forward steps, and peak states on disk: until their last use, and until they are moved."""
     actions = list(schedule)
     written: dict[int, int] = {}
     spans: dict[int, tuple[int, int]] = {}
@@ -84,12 +85,13 @@ def count_peer_tiers(schedule: Iterable[Any]) -> str:
     return f"{count_peer(actions)}, on disk {needed} in use, {most_held} held"
 
 
-def count_tiers(schedule: Any) -> str:
-    return f"{count_ours(schedule)}, on disk {schedule.peak_slots.disk} held, cost {schedule.cost:g}"
+def count_lowtide_tiers(schedule: Any) -> str:
+    """Return forward steps, peak states on disk and cost of a lowtide schedule."""
+    return f"{count_lowtide(schedule)}, on disk {schedule.peak_slots.disk} held, cost {schedule.cost:g}"
 
 
-def fresh(peer: str | None) -> Any:
-    """The peer's module, without what it remembers from earlier calls."""
+def import_uncached(peer: str | None) -> Any:
+    """Return the module of another package, without cached results of earlier calls."""
     if peer is None:
         return None
     if peer == "checkpoint_schedules":
@@ -99,7 +101,7 @@ def fresh(peer: str | None) -> Any:
 
 
 def pyrevolve_actions(module: Any, n: int, slots: int) -> Iterable[tuple[Any, int]]:
-    """The bare C++ scheduler of pyrevolve, without the classes around it: (action, steps)."""
+    """Yield (action, steps) from the C++ scheduler of pyrevolve, without its Python classes."""
     scheduler, action = module.CRevolve(slots, n), module.Action
     while (now := scheduler.revolve()) != action.terminate:
         if now == action.error:
@@ -108,17 +110,18 @@ def pyrevolve_actions(module: Any, n: int, slots: int) -> Iterable[tuple[Any, in
 
 
 def count_pyrevolve(actions: Iterable[tuple[Any, int]]) -> str:
+    """Return the forward steps of a pyrevolve schedule."""
     reverses = ("firstrun", "youturn")
     return f"{sum(steps + (action.name in reverses) for action, steps in actions):,}"
 
 
 def problems(skip_slow: bool) -> dict[str, list[Run]]:
-    """Every problem with the ways of solving it, ours first."""
+    """Return the schedules to compare for each problem, lowtide first."""
     table: dict[str, list[Run]] = {}
     peer = "checkpoint_schedules"
     for slots in (5, 10, 50):
         table[f"binomial, n={LONG}, {slots} slots"] = [
-            Run("lowtide revolve", lambda _, s=slots: revolve(LONG, s), count_ours),
+            Run("lowtide revolve", lambda _, s=slots: revolve(LONG, s), count_lowtide),
             Run(
                 "checkpoint_schedules Multistage",
                 lambda module, s=slots: module.MultistageCheckpointSchedule(LONG, s, 0),
@@ -131,11 +134,11 @@ def problems(skip_slow: bool) -> dict[str, list[Run]]:
                 count_pyrevolve,
                 "pyrevolve",
             ),
-            Run("lowtide online", lambda _, s=slots: online(s).replay(LONG), count_ours),
+            Run("lowtide online", lambda _, s=slots: online(s).replay(LONG), count_lowtide),
         ]
     for slots in (5, 10) if skip_slow else (5, 10, 50):
         table[f"mixed, n={SHORT}, {slots} slots"] = [
-            Run("lowtide mixed", lambda _, s=slots: mixed(SHORT, s), count_ours),
+            Run("lowtide mixed", lambda _, s=slots: mixed(SHORT, s), count_lowtide),
             Run(
                 "checkpoint_schedules Mixed",
                 lambda module, s=slots: module.MixedCheckpointSchedule(SHORT, s),
@@ -148,7 +151,7 @@ def problems(skip_slow: bool) -> dict[str, list[Run]]:
             Run(
                 "lowtide multistage",
                 lambda _, m=memory, d=disk: multistage(SHORT, m, d, WRITE_COST, READ_COST),
-                count_tiers,
+                count_lowtide_tiers,
             ),
             Run(
                 "checkpoint_schedules HRevolve",
@@ -157,13 +160,13 @@ def problems(skip_slow: bool) -> dict[str, list[Run]]:
                 peer,
             ),
         ]
-    table[f"mixed, n={LONG}, 50 slots"] = [Run("lowtide mixed", lambda _: mixed(LONG, 50), count_ours)]
+    table[f"mixed, n={LONG}, 50 slots"] = [Run("lowtide mixed", lambda _: mixed(LONG, 50), count_lowtide)]
     return table
 
 
 def timed(run: Run) -> float:
-    """Seconds for making the schedule and going through it, without the import of a peer."""
-    module = fresh(run.peer)
+    """Return the seconds to create the schedule and iterate over it, without the import of a package."""
+    module = import_uncached(run.peer)
     gc.collect()
     start = time.perf_counter()
     for _ in run.make(module):
@@ -172,32 +175,34 @@ def timed(run: Run) -> float:
 
 
 def report(rounds: int, skip_slow: bool) -> None:
+    """Print time and forward steps of every schedule."""
     missing = [peer for peer in PEERS if importlib.util.find_spec(peer) is None]
     versions = ", ".join(f"{peer} {importlib.metadata.version(peer)}" for peer in PEERS if peer not in missing)
-    print(f"lowtide {lowtide.__version__}; {versions or 'no peers'}")
+    print(f"lowtide {lowtide.__version__}; {versions or 'no other package'}")
     print(
         f"Python {platform.python_version()}, NumPy {numpy.__version__}, {platform.machine()}, "
         f"{platform.system()}, {os.cpu_count()} cores, one thread, minima of {rounds} rounds"
     )
     if missing:
-        print(f"not installed, so not compared: pip install {' '.join(missing)}")
+        print(f"not installed and not compared: {', '.join(missing)}. Run: pip install {' '.join(missing)}")
     for title, runs in problems(skip_slow).items():
         present = [run for run in runs if run.peer not in missing]
         best = dict.fromkeys((run.name for run in present), float("inf"))
         for round_number in range(rounds):
             for run in present:
-                # What takes seconds varies little: once is enough.
+                # Times above a second vary little: one round is enough.
                 if round_number < 1 or best[run.name] < 1.0:
                     best[run.name] = min(best[run.name], timed(run))
-        ours = best[present[0].name]
+        lowtide_seconds = best[present[0].name]
         print(f"\n{title}")
         for run in present:
-            counted = run.count(run.make(fresh(run.peer)))
-            ratio = "" if run is present[0] else f"× {best[run.name] / ours:.2f}"
+            counted = run.count(run.make(import_uncached(run.peer)))
+            ratio = "" if run is present[0] else f"× {best[run.name] / lowtide_seconds:.2f}"
             print(f"  {run.name:34} {best[run.name] * 1e3:10.1f} ms  {ratio:>9}  steps {counted}")
 
 
 def report_streaming() -> None:
+    """Print time and traced memory of iterating over a million steps."""
     n, slots = 1_000_000, 20
     start = time.perf_counter()
     actions = sum(1 for _ in revolve(n, slots))
@@ -215,11 +220,12 @@ def report_streaming() -> None:
 
 
 def main() -> None:
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--skip-slow", action="store_true", help="leave out what takes a peer many seconds")
+    parser.add_argument("--skip-slow", action="store_true", help="skip problems that take another package many seconds")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore", RuntimeWarning)  # checkpoint_schedules mentions that numba is missing
+    warnings.simplefilter("ignore", RuntimeWarning)  # checkpoint_schedules warns that numba is not installed
     report(arguments.rounds, arguments.skip_slow)
     report_streaming()
 

@@ -1,13 +1,17 @@
-"""What the benchmarks have in common, and the run that measures lowtide beside its peers.
+"""The harness: measures training steps of lowtide and its peers, and writes the result pages.
 
-    models.py     the models and their sizes            blocks.py     which parts of them get a checkpoint each
-    machine.py    where and with what it was measured   steps.py      one training step: peak, bits, seconds
-    peers.py      what a user would pick instead        compiled.py   torch.compile, its peak and its deadline
-    ours.py       lowtide's rules, budgets and plans    variants.py   all of these by name
-    records.py    results, to JSON and back             running.py    one model, all variants, round by round
-    resident.py   resident memory, one process each     scaling.py    cost against depth, batch and length
-    noise.py      what is a difference and what is not  standing.py   ahead, behind, undecided
-    comparing.py  two runs                              pages.py      Markdown       plots.py   pictures
+    models.py      models and their sizes                   blocks.py        blocks of a model that get a checkpoint
+    unets.py       two U-Nets                               steps.py         one training step: peak, bits, seconds
+    machine.py     processor, versions, allocator           base.py          base class of variants
+    peers.py       checkpoint, SAC, save_on_cpu             remat.py         torch_remat
+    compiled.py    torch.compile, its peak and deadline     lowtide_variants.py   rules, online budget, plans
+    baseline_variants.py   rotor, DTR, simple schedules     variants.py      all variants by name
+    descriptions.py  variants in words                      records.py       results, to JSON and back
+    measurement.py   one model, all variants, in rounds     resident.py      resident memory, one process each
+    scaling.py     cost by depth, batch and length          suite.py         all benchmarks in a row
+    noise.py       which differences are real               verdicts.py      ahead, behind, undecided
+    regressions.py   comparison of two runs                 summary.py       the five lines of the results page
+    pages.py       the results page                         plots.py         plots      markdown.py   tables
 
-Data flows one way: `running` makes a `Run`; `standing`, `comparing`, `pages` and `plots` read it and need no torch.
+Data flows one way: `measurement` makes a `Run`; `verdicts`, `regressions`, `pages` and `plots` read it without torch.
 """

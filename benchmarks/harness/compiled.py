@@ -15,7 +15,7 @@ import torch._functorch.config as functorch_config
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 
-from .contract import NotApplicableError, Variant
+from .base import NotApplicableError, Variant
 from .steps import Bench, Forward, StepMeter, loss_of, step
 
 DEADLINE_S = 180.0

@@ -14,7 +14,8 @@ from .machine import machine_line
 from .noise import FLOOR, LEAST_ROUNDS, SURE_WITHIN, between_variants, spread
 from .plots import frontier
 from .records import ModelResult, Run
-from .standing import (
+from .summary import summary
+from .verdicts import (
     PLANNED,
     Standing,
     at_equal_overhead,
@@ -25,7 +26,6 @@ from .standing import (
     peers,
     where_behind,
 )
-from .summary import summary
 
 MIB = 2**20
 WHY = Path(__file__).parents[1] / "why.md"

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from .base import NotApplicableError, Variant
 from .blocks import each_block_checkpointed, segments_checkpointed
-from .contract import NotApplicableError, Variant
 from .steps import Bench, Forward
 
 ATEN = torch.ops.aten

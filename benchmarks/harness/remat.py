@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers.pytorch_utils import Conv1D
 
+from .base import NotApplicableError, Variant
 from .blocks import blocks
-from .contract import NotApplicableError, Variant
 from .steps import Bench, Forward
 
 _TENSOR = object()

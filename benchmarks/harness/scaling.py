@@ -21,14 +21,14 @@ from lowtide.planning import Problem, Simulator, solve
 from lowtide.records import Trace
 
 from . import machine
+from .lowtide_variants import Rule
+from .measurement import leave_imports_alone, measure_model
 from .models import gpt2
-from .ours import Rule
 from .pages import table
 from .plots import new_figure
-from .running import leave_imports_alone, measure_model
-from .standing import first_sentence
 from .steps import Bench, step
 from .variants import named
+from .verdicts import first_sentence
 
 WIDTH, WORDS, SHARE = 64, 128, "60"  # narrow, so that activations are most of the peak
 KEEP_ALL, PLANNED = "rule:keep all", f"planned@{SHARE}"

@@ -78,7 +78,7 @@ class StepMeter(PeakMeter):  # type: ignore[no-untyped-call]
     """The meter of all variants; it can be shown what does not go through the dispatcher."""
 
     def see(self, tensor: torch.Tensor) -> None:
-        self._ledger.see(tensor)
+        self._ledger.count(tensor)
 
 
 class Seconds(NamedTuple):

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from statistics import median
 
 from .records import ModelResult
-from .standing import OURS, Standing, at_equal_peak, distance_to_bound, ladder, over_budget, peers
+from .verdicts import OURS, Verdict, at_equal_peak, distance_to_bound, over_budget, peers, plans
 
 MAIN_PEERS = {"checkpoint": "`torch.utils.checkpoint` on every block", "sac": "selective checkpointing (SAC)"}
 AMPLE = "planned@125"
 SMALLEST = "planned@smallest"
-PLAIN_PEAK = 0.999  # share of plain's peak from which on a plan keeps everything
+PLAIN_PEAK = 0.999  # from this share of plain's peak on, a plan keeps everything
 
 
 def summary(models: dict[str, ModelResult]) -> list[str]:
-    """Return five sentences: two main peers, the other peers, the lower bound, and plain PyTorch with correctness."""
+    """Return five sentences: the two main peers, the other peers, the lower bound, and plain PyTorch."""
     return [
         *(_main_peer(models, peer, words) for peer, words in MAIN_PEERS.items()),
         _other_peers(models),
@@ -38,7 +38,7 @@ def _main_peer(models: dict[str, ModelResult], peer: str, words: str) -> str:
 
 
 def _other_peers(models: dict[str, ModelResult]) -> str:
-    by_peer: dict[str, list[Standing]] = {}
+    by_peer: dict[str, list[Verdict]] = {}
     for model in models.values():
         for peer in peers(model):
             if peer not in MAIN_PEERS:
@@ -48,30 +48,30 @@ def _other_peers(models: dict[str, ModelResult]) -> str:
     return "At the peak of other peers: " + "; ".join(f"{p}: {_counts(all_)}" for p, all_ in by_peer.items()) + "."
 
 
-def _counts(standings: Iterable[Standing]) -> str:
-    """Number of comparisons by verdict, such as "ahead on 3 of 4, undecided on 1"."""
-    counts = Counter(one.verdict for one in standings)
-    first, *rest = (f"{verdict} on {counts[verdict]}" for verdict in ("ahead", "undecided", "behind", "out of reach")
-                    if counts[verdict])  # fmt: skip
+def _counts(verdicts: Iterable[Verdict]) -> str:
+    """Return the number of comparisons by outcome, such as "ahead on 3 of 4, undecided on 1"."""
+    counts = Counter(one.outcome for one in verdicts)
+    first, *rest = (f"{outcome} on {counts[outcome]}" for outcome in ("ahead", "undecided", "behind", "out of reach")
+                    if counts[outcome])  # fmt: skip
     return ", ".join([f"{first} of {counts.total()}", *rest])
 
 
 def _bound(models: dict[str, ModelResult]) -> str:
-    plans = [
+    distances = [
         distance
         for model in models.values()
-        for name in ladder(model)
+        for name in plans(model)
         if name != SMALLEST
         and model.peak_share(name) < PLAIN_PEAK
         and (distance := distance_to_bound(model, name)) is not None
     ]
-    if not plans:
+    if not distances:
         return "Distance to the lower bound: not measured."
-    predicted = [one.predicted for one in plans]
+    predicted = [one.predicted for one in distances]
     return (
-        f"{len(plans)} plans between the smallest budget and plain's peak are {100 * median(predicted):.1f} percentage "
+        f"{len(distances)} plans between the smallest budget and plain's peak are {100 * median(predicted):.1f} percentage "
         f"points above the lower bound as predicted (median; at most {100 * max(predicted):.1f}), and "
-        f"{100 * median(one.measured for one in plans):.1f} as measured."
+        f"{100 * median(one.measured for one in distances):.1f} as measured."
     )
 
 

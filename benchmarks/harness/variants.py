@@ -1,16 +1,13 @@
-"""All variants by name, and what a run takes if nobody says otherwise."""
+"""All variants by name, and the default variants of each model."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
-
 from lowtide.planning import BASELINES
 
+from .base import Plain, PlainAgain, Variant
+from .baseline_variants import Dtr, Rotor, Schedule
 from .compiled import Compiled
-from .contract import Plain, PlainAgain, Variant
-from .others import Dtr, Rotor, Schedule
-from .ours import HALF, RULES, SMALLEST, Online, Planned, PlannedWithDisk, Rule
+from .lowtide_variants import HALF, RULES, SMALLEST, Online, Planned, PlannedWithDisk, Rule
 from .peers import EachBlock, SaveOnCpu, Selective, SqrtSegments
 from .remat import Remat
 
@@ -24,11 +21,11 @@ PEERS: dict[str, type[Variant]] = {
     "offload": SaveOnCpu,
     "remat": Remat,
 }
-AMPLE = "125"  # so much that lowtide leaves steps alone once it knows them: what it costs where it is not needed
-DECIDED = (
+AMPLE = "125"  # everything fits: the cost of lowtide where it is not needed
+MAIN = (
     CONTROL, "checkpoint", "sac", f"planned@{AMPLE}", f"planned@{HALF}", "planned@checkpoint", "planned@sac",
 )  # fmt: skip
-"""What the targets compare, and the same code twice: timed more often than the rest."""
+"""The main comparisons and the control, timed in more rounds than the others."""
 STANDARD = (
     "plain",
     CONTROL,
@@ -40,15 +37,15 @@ STANDARD = (
     "planned@checkpoint",
     "planned@sac",
 )
-"""Of every model."""
+"""Variants of every model."""
 COMPILE_SHARES = ("0.8", "0.5", "0.2")
 _COMPILED = ("compile", *(f"compile@{share}" for share in COMPILE_SHARES))
-"""Compiling takes half a minute or more, and once for each setting: two models stand for the others."""
+"""Only on two models: each setting takes half a minute or more to compile."""
 _BESIDE_COMPILED = (
     "plain", CONTROL, "checkpoint", "sac", *_COMPILED, *(f"planned@{way}" for way in _COMPILED),
 )  # fmt: skip
 COMPILED_MODELS = ("gpt2-compiled", "resnet-compiled")
-_SQRT, _ONLINE, _DTR, _ROTOR, _LEAST = (
+_SQRT, _ONLINE, _DTR, _ROTOR, _SMALLEST = (
     "checkpoint-sqrt",
     "online@60",
     "schedule:DTR@60",
@@ -66,25 +63,26 @@ MORE: dict[str, tuple[str, ...]] = {
         _ROTOR,
         "planned@105",
         "planned@60",
-        _LEAST,
+        _SMALLEST,
         *_DISK,
     ),
-    "llama": (_DTR, _LEAST),
+    "llama": (_DTR, _SMALLEST),
     "bert": (_SQRT, _ROTOR),
     "t5": (_ONLINE,),
-    "resnet50": (_SQRT, "rule:every1", _ONLINE, _DTR, "planned@60", _LEAST, *_DISK),
-    "unet": (_ONLINE, _DTR, _LEAST),
+    "resnet50": (_SQRT, "rule:every1", _ONLINE, _DTR, "planned@60", _SMALLEST, *_DISK),
+    "unet": (_ONLINE, _DTR, _SMALLEST),
     "diffusion": (_DTR, "planned@60"),
     "mixtral": (_DTR, "planned@60"),
     "mamba": (_ONLINE, _DTR),
     "lstm": (_SQRT, "rule:every1", _ONLINE, _DTR),
-    "deep": (_SQRT, _ROTOR, "planned@35", _LEAST),
+    "deep": (_SQRT, _ROTOR, "planned@35", _SMALLEST),
 }
-"""Of some models, besides: all would take hours. `checkpoint-sqrt` and rotor need blocks in a row."""
+"""More variants of some models; on all models they would take hours. `checkpoint-sqrt` and rotor need blocks in a
+row."""
 
 
 def standard(model: str) -> list[str]:
-    """What a run takes of a model if nobody says otherwise."""
+    """Return the default variants of a model."""
     if model in COMPILED_MODELS:
         return list(_BESIDE_COMPILED)
     return [*STANDARD, *MORE.get(model, ())]
@@ -107,15 +105,15 @@ FORMS = (
     "compile",
     "compile@SHARE",
     *(f"rule:{name}" for name in RULES),
-    "online@RUNG",
-    "planned@RUNG",
-    "planned-disk@RUNG",
+    "online@LIMIT",
+    "planned@LIMIT",
+    "planned-disk@LIMIT",
     *(f"schedule:{name}" for name in BASELINES),
-    "schedule:rotor@RUNG",
-    "schedule:DTR@RUNG",
+    "schedule:rotor@LIMIT",
+    "schedule:DTR@LIMIT",
 )
-"""What `named` understands. A RUNG is a percentage of plain's peak, "smallest", the name of a variant before it,
-whose peak is taken, or "half": half of what plain adds to parameters, buffers and batch."""
+"""Names that `named` accepts. A LIMIT is a percentage of plain's peak, "smallest", the name of an earlier variant (its
+peak), or "half": parameters, buffers and batch, and half of the rest of plain's peak."""
 
 
 class UnknownVariantError(ValueError):
@@ -123,7 +121,7 @@ class UnknownVariantError(ValueError):
 
 
 def named(name: str) -> Variant:
-    """A fresh variant."""
+    """Return a new variant."""
     if name in PEERS:
         return PEERS[name](name)
     if name == "compile":
@@ -147,14 +145,6 @@ def named(name: str) -> Variant:
     if kind == "schedule" and setting in BASELINES:
         return Schedule(name, setting)
     raise UnknownVariantError(f"no such variant: {name!r}; there are {', '.join(FORMS)}")
-
-
-def set_up(names: Iterable[str]) -> dict[str, str]:
-    """How each is used, as its own documentation says, in the words of its class; without the settings behind an @."""
-    kinds: dict[type[Variant], dict[str, None]] = {}
-    for name in dict.fromkeys(names):
-        kinds.setdefault(type(named(name)), {})[name.partition("@")[0]] = None
-    return {", ".join(kind): inspect.cleandoc(one.__doc__ or "") for one, kind in kinds.items()}
 
 
 def _is_share(text: str) -> bool:

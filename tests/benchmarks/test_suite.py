@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.harness.everything import Part, parts_of, run_parts
+from benchmarks.harness.suite import Part, parts_of, run_parts
 
 
 def test_what_a_part_prints_gets_a_page_and_a_failure_is_said(tmp_path: Path) -> None:

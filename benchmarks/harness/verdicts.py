@@ -1,7 +1,7 @@
-"""Distance of lowtide to the lower bound and to each peer, and the cases in which lowtide is behind. No torch.
+"""Verdicts: distance of lowtide to the lower bound and to each peer, and where lowtide is behind. No torch.
 
-A peer is compared with measured points only, never with a line between them: with the fastest plan that needs no more
-memory, and with the smallest plan that is no slower. Differences within the noise are undecided.
+A peer is compared with measured plans only, without interpolation: with the fastest plan that needs no more memory,
+and with the smallest plan that is no slower. Differences within the noise are undecided.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from .noise import FLOOR, Difference, between_variants
 from .records import ModelResult
 
 OURS = ("lowtide planned", "lowtide planned, disk", "lowtide online", "lowtide rules")
-LADDER = "lowtide planned"
-PLANNED = (LADDER, "lowtide planned, disk")
+PLAN = "lowtide planned"
+PLAN_FAMILIES = (PLAN, "lowtide planned, disk")
 NOT_PEERS = (*OURS, "plain", "schedules")
 SAME_PEAK = 1.001  # a budget taken from a peer's peak is met to within this
-Verdict = Literal["ahead", "behind", "undecided", "out of reach"]
+Outcome = Literal["ahead", "behind", "undecided", "out of reach"]
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One peer, and the point of lowtide's ladder that it is compared with."""
+class Verdict:
+    """One peer and the plan of lowtide that it is compared with."""
 
     peer: str
     ours: str | None
-    """None: no point of lowtide's qualifies."""
+    """None: no plan qualifies."""
     difference: Difference | None
-    """How much longer lowtide takes."""
-    verdict: Verdict
+    """Time of lowtide over the peer's."""
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -44,51 +44,51 @@ class BoundDistance:
 
 def distance_to_bound(model: ModelResult, variant: str) -> BoundDistance | None:
     """Return the distance of a measured plan to its lower bound; None if the run has no bound for it."""
-    bound, predicted = (model.said(variant, what) for what in ("bound", "predicted"))
+    bound, predicted = (model.planned_overhead(variant, key) for key in ("bound", "predicted"))
     if bound is None or predicted is None:
         return None
     return BoundDistance(predicted - bound, model.ratio(variant) - 1 - bound)
 
 
 def peers(model: ModelResult) -> list[str]:
-    """Measured peers, in the order of the run."""
+    """Return the measured peers, in the order of the run."""
     return [name for name, one in model.measured().items() if one.family not in NOT_PEERS]
 
 
-def ladder(model: ModelResult) -> list[str]:
-    """Measured plans of lowtide, largest peak first."""
-    there = [name for name, one in model.measured().items() if one.family == LADDER]
+def plans(model: ModelResult) -> list[str]:
+    """Return the measured plans of lowtide, largest peak first."""
+    there = [name for name, one in model.measured().items() if one.family == PLAN]
     return sorted(there, key=lambda name: -model.peak_share(name))
 
 
-def at_equal_peak(model: ModelResult, peer: str) -> Standing:
-    """The quickest of lowtide's plans that needs no more memory than the peer."""
+def at_equal_peak(model: ModelResult, peer: str) -> Verdict:
+    """Compare the peer with the fastest plan that needs no more memory."""
     limit = model.peak_share(peer) * SAME_PEAK
-    there = [name for name in ladder(model) if model.peak_share(name) <= limit]
+    there = [name for name in plans(model) if model.peak_share(name) <= limit]
     if not there:
-        return Standing(peer, None, None, "out of reach")
+        return Verdict(peer, None, None, "out of reach")
     ours = min(there, key=model.ratio)
     difference = between_variants(model, ours, peer)
-    return Standing(peer, ours, difference, _verdict(difference))
+    return Verdict(peer, ours, difference, _outcome(difference))
 
 
-def at_equal_overhead(model: ModelResult, peer: str) -> Standing:
-    """The smallest of lowtide's plans that was measured no slower than the peer.
+def at_equal_overhead(model: ModelResult, peer: str) -> Verdict:
+    """Compare the peer with the smallest plan that was measured no slower.
 
-    Being ahead in memory only counts if it is sure that the time is not worse by more than the floor.
+    lowtide is ahead only if its time is certainly not above the peer's by more than the floor.
     """
-    for ours in reversed(ladder(model)):
+    for ours in reversed(plans(model)):
         difference = between_variants(model, ours, peer)
         if difference.ratio <= 1:
             share, theirs = model.peak_share(ours), model.peak_share(peer)
             if share > theirs * SAME_PEAK:
-                return Standing(peer, ours, difference, "behind")
-            sure = share * SAME_PEAK < theirs and difference.most <= 1 + FLOOR
-            return Standing(peer, ours, difference, "ahead" if sure else "undecided")
-    return Standing(peer, None, None, "out of reach")
+                return Verdict(peer, ours, difference, "behind")
+            certain = share * SAME_PEAK < theirs and difference.most <= 1 + FLOOR
+            return Verdict(peer, ours, difference, "ahead" if certain else "undecided")
+    return Verdict(peer, None, None, "out of reach")
 
 
-def _verdict(difference: Difference) -> Verdict:
+def _outcome(difference: Difference) -> Outcome:
     if difference.slower:
         return "behind"
     return "ahead" if difference.faster else "undecided"
@@ -96,7 +96,7 @@ def _verdict(difference: Difference) -> Verdict:
 
 @dataclass(frozen=True)
 class Behind:
-    """A variant that lowtide is behind, or in which it fails."""
+    """A peer that lowtide is behind, or a variant of lowtide that fails."""
 
     model: str
     variant: str
@@ -113,15 +113,13 @@ def _behind_peers(name: str, model: ModelResult) -> Iterable[Behind]:
     for peer in peers(model):
         share = 100 * model.peak_share(peer)
         one = at_equal_peak(model, peer)
-        if one.verdict == "out of reach":
-            yield Behind(
-                name, peer, f"no plan of lowtide's in this run has a peak as low as its {share:.1f} % of plain's"
-            )
-        elif one.verdict == "behind" and one.ours is not None and one.difference is not None:
+        if one.outcome == "out of reach":
+            yield Behind(name, peer, f"no plan of this run has a peak as low as {share:.1f} % of plain's")
+        elif one.outcome == "behind" and one.ours is not None and one.difference is not None:
             yield Behind(
                 name,
                 peer,
-                f"at its peak of {share:.1f} % lowtide ({one.ours}, {100 * model.peak_share(one.ours):.1f} %) takes "
+                f"at {share:.1f} % of plain's peak lowtide ({one.ours}, {100 * model.peak_share(one.ours):.1f} %) takes "
                 f"{_percent(one.difference.ratio)} longer: × {model.ratio(one.ours):.3f} of plain's time "
                 f"against × {model.ratio(peer):.3f}",
             )
@@ -131,8 +129,8 @@ def _own_faults(name: str, model: ModelResult) -> Iterable[Behind]:
     checks: list[tuple[Callable[[str], bool], str]] = [
         (lambda v: model.variants[v].exact is False, "loss or gradients differ from plain's"),
         (lambda v: model.variants[v].buffers_equal is False, "buffers differ from plain's"),
-        (lambda v: over_budget(model, v), "its peak is over the budget"),
-        (lambda v: "not followed" in model.variants[v].note, "its plan was not followed in every step"),
+        (lambda v: over_budget(model, v), "the peak is over the budget"),
+        (lambda v: "not followed" in model.variants[v].note, "the plan was not followed in every step"),
     ]
     for variant, one in model.variants.items():
         if one.family not in OURS:
@@ -140,11 +138,11 @@ def _own_faults(name: str, model: ModelResult) -> Iterable[Behind]:
         if one.error is not None:
             yield Behind(name, variant, first_sentence(one.error))
         yield from (Behind(name, variant, sentence) for holds, sentence in checks if holds(variant))
-        if model.measured().get("plain") and one.measured and _only_costs(model, variant):
+        if model.measured().get("plain") and one.measured and _saves_nothing(model, variant):
             yield Behind(
                 name,
                 variant,
-                f"needs no less memory than plain and takes × {model.ratio(variant):.3f} of its time",
+                f"needs as much memory as plain and × {model.ratio(variant):.3f} of plain's time",
             )
 
 
@@ -154,7 +152,7 @@ def over_budget(model: ModelResult, variant: str) -> bool:
     return one.asked_bytes is not None and max(one.peak_bytes or 0, one.own_peak_bytes or 0) > one.asked_bytes
 
 
-def _only_costs(model: ModelResult, variant: str) -> bool:
+def _saves_nothing(model: ModelResult, variant: str) -> bool:
     return model.peak_share(variant) >= 0.999 and between_variants(model, variant, "plain").slower
 
 

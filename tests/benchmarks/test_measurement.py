@@ -14,15 +14,15 @@ import pytest
 import torch
 from benchmarks.__main__ import main
 from benchmarks.harness import variants
+from benchmarks.harness.base import Plain, Variant
 from benchmarks.harness.blocks import blocks, each_block_checkpointed, rows_of_blocks, segments_checkpointed
 from benchmarks.harness.compiled import CompileDeadlineError, deadline
-from benchmarks.harness.contract import Plain, Variant
+from benchmarks.harness.lowtide_variants import NOT_FOLLOWED
 from benchmarks.harness.machine import ALLOCATOR
+from benchmarks.harness.measurement import Timing, measure_model, run_models
 from benchmarks.harness.models import CATALOGUES, DECIDED_ON, Case, gpt2, t5
-from benchmarks.harness.ours import NOT_FOLLOWED
 from benchmarks.harness.peers import CHECKPOINT
 from benchmarks.harness.records import ModelResult
-from benchmarks.harness.running import Timing, measure_model, run_models
 from benchmarks.harness.steps import Bench, Forward, step
 from click.testing import CliRunner
 from torch import nn

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.harness.comparing import Comparison, compare
+from benchmarks.harness.regressions import Comparison, compare
 
 from .synthetic import made_up_run
 

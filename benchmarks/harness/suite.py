@@ -1,7 +1,7 @@
-"""All benchmarks one after the other, each in a process of its own: what `make bench` does. No torch.
+"""The suite of `make bench`: all benchmarks in a row, each in its own process. No torch.
 
-A part that fails is said and does not keep the others from running. What only prints gets a page of its own, with
-machine, versions and date, beside the results.
+A part that fails is reported, and the others still run. The output of a part that only prints is saved as a page with
+machine, versions and date.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .machine import describe, machine_line
 
 ROOT = Path(__file__).parents[2]
 RESIDENT_MINUTES = 4.0
-"""Left of the whole for resident memory, pages and pictures, which come after all models."""
+"""Time reserved for resident memory, pages and plots, after all models."""
 
 
 @dataclass(frozen=True)
@@ -27,43 +27,43 @@ class Part:
     title: str
     arguments: tuple[str, ...]
     page: str | None = None
-    """Where what it prints is kept; None: it writes its own pages."""
+    """File for the printed output; None if the command writes its own pages."""
     expected_minutes: float = 0.0
-    """On one core of a machine on which a plain step of the standard models takes about a second."""
-    takes_the_rest: bool = False
-    """It is told with `--minutes` how long it may take."""
+    """Duration on one core on which a plain step of the standard models takes about a second."""
+    limited: bool = False
+    """Whether the command gets the remaining time as `--minutes`."""
 
 
 def parts_of(out: Path, quick: bool) -> tuple[Part, ...]:
-    """The short ones first: the last one gets the time that is left."""
+    """Return all parts, short ones first: the last one gets the remaining time."""
     where = ("--out", str(out), *(("--quick",) if quick else ()))
     overhead = ("--rounds", "2", "--gpt2-rounds", "0") if quick else ("--rounds", "25", "--gpt2-rounds", "6")
-    schedules = ("--rounds", "1" if quick else "3", "--skip-slow")  # the peers take minutes for the others
+    schedules = ("--rounds", "1" if quick else "3", "--skip-slow")  # the peers take minutes on the slow ones
     return (
-        Part("What recording costs", ("benchmarks.overhead", *overhead), "overhead.md", 4),
+        Part("Cost of recording", ("benchmarks.overhead", *overhead), "overhead.md", 4),
         Part("Schedules for chains beside their peers", ("benchmarks.schedules", *schedules), "schedules.md", 2),
-        Part("How costs grow", ("benchmarks", "scaling", *where), None, 6),
-        Part("lowtide beside its peers", ("benchmarks", "run", *where), None, 45, takes_the_rest=not quick),
+        Part("Scaling", ("benchmarks", "scaling", *where), None, 6),
+        Part("lowtide beside its peers", ("benchmarks", "run", *where), None, 45, limited=not quick),
     )
 
 
 def run_parts(parts: tuple[Part, ...], out: Path, minutes: float, say: Callable[[str], None]) -> int:
-    """All of them; the number of those that failed."""
+    """Run all parts; return the number of failures."""
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     expected = ", ".join(f"{part.title.lower()} ({part.expected_minutes:g} min)" for part in parts)
-    say(f"{len(parts)} parts: {expected}; to be done in {minutes:g} min")
+    say(f"{len(parts)} parts: {expected}; limit {minutes:g} min")
     failed = 0
     for number, part in enumerate(parts, 1):
         left = minutes - (time.monotonic() - started) / 60
         say(f"[part {number} of {len(parts)}] {part.title}; {left:.0f} min left")
-        more = ("--minutes", f"{max(1.0, left - RESIDENT_MINUTES):.1f}") if part.takes_the_rest else ()
-        failed += not _done(part, (*part.arguments, *more), out, say)
+        more = ("--minutes", f"{max(1.0, left - RESIDENT_MINUTES):.1f}") if part.limited else ()
+        failed += not _succeeds(part, (*part.arguments, *more), out, say)
     say(f"{len(parts) - failed} of {len(parts)} parts done in {(time.monotonic() - started) / 60:.0f} min: {out}")
     return failed
 
 
-def _done(part: Part, arguments: tuple[str, ...], out: Path, say: Callable[[str], None]) -> bool:
+def _succeeds(part: Part, arguments: tuple[str, ...], out: Path, say: Callable[[str], None]) -> bool:
     command = f"python -m {' '.join(arguments)}"
     call = [sys.executable, "-m", *arguments]
     printed = subprocess.PIPE if part.page is not None else None
@@ -72,7 +72,7 @@ def _done(part: Part, arguments: tuple[str, ...], out: Path, say: Callable[[str]
         say(f"{part.title}: failed with exit code {done.returncode}: {command}")
         return False
     if part.page is not None:
-        where, how = machine_line(describe()), f"Made by `{command}`, which is part of `make bench`."
+        where, how = machine_line(describe()), f"Written by `{command}`, part of `make bench`."
         text = f"# {part.title}\n\n{where}.\n\n{how}\n\n```text\n{done.stdout.strip()}\n```\n"
         (out / part.page).write_text(text, encoding="utf-8")
     return True

@@ -1,9 +1,8 @@
-"""The run: each model on the bench, all its variants in turn, round by round, results written as they come.
+"""Measurement of models: all variants of a model in rounds.
 
-First every variant is prepared and takes a metered step (peak, bits); then rounds of timed steps, in alternating
-order, each between two plain steps, so that whatever else the machine does falls on all alike. Variants on which
-something is to be decided are timed more often than those that only draw a picture. A variant that fails is recorded
-with its error.
+First every variant is prepared and runs a metered step (peak, bits). Then come rounds of timed steps, in alternating
+order, each step between two plain steps, so that load on the machine affects all variants alike. The main variants get
+more rounds than the others. A variant that fails is recorded with its error. Results are saved after each model.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import machine
-from .contract import NotApplicableError, Variant
+from .base import NotApplicableError, Variant
 from .models import Case
 from .records import ModelResult, Run, VariantResult
 from .steps import Bench, Bits, Forward, Seconds, step
-from .variants import COMPILED_MODELS, DECIDED, named, set_up
+from .variants import COMPILED_MODELS, MAIN, named
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How often variants are timed, and how long all of it may take."""
+    """Number of rounds, and the time limit."""
 
     rounds: int
-    """Of the variants that `DECIDED` names, on the models in `decided_on`."""
+    """Rounds of the variants in `variants.MAIN` on the models in `main_models`."""
     few: int
-    """Of all others."""
-    decided_on: tuple[str, ...] = ()
+    """Rounds of all others."""
+    main_models: tuple[str, ...] = ()
     seconds: float | None = None
-    """For all models together. A model's share is used up, or not, by whole rounds, after those of `few`."""
+    """Time limit for all models. The first `few` rounds of a model always run."""
 
     def weight(self, model: str, variants: Sequence[str]) -> int:
-        """A model's share of the time; compiling takes some."""
-        return len(variants) * (2 if model in self.decided_on or model in COMPILED_MODELS else 1)
+        """Return a model's weight in the division of the time; compiled models need time to compile."""
+        return len(variants) * (2 if model in self.main_models or model in COMPILED_MODELS else 1)
 
 
 def run_models(
@@ -54,9 +53,8 @@ def run_models(
 ) -> Run:
     """Measure each model's variants; after each model write `out` and call `finished`."""
     machine.one_quiet_thread()
-    leave_imports_alone()
-    how = set_up(way for ways in variants.values() for way in ways)
-    run = Run(machine.describe(), {**asdict(timing), "set_up": how, **settings})
+    freeze_imports()
+    run = Run(machine.describe(), {**asdict(timing), **settings})
     started, weights = time.monotonic(), [timing.weight(name, variants[name]) for name in cases]
     for number, (name, case) in enumerate(cases.items(), 1):
         say(f"[{number}/{len(cases)}] {case.title}: {', '.join(variants[name])}")
@@ -65,7 +63,7 @@ def run_models(
         until = None
         if timing.seconds is not None:
             until = began + (started + timing.seconds - began) * weights[number - 1] / left
-        rounds = timing.rounds if name in timing.decided_on else timing.few
+        rounds = timing.rounds if name in timing.main_models else timing.few
         ways = [named(v) for v in variants[name]]
         run.models[name] = measure_model(Bench(name, case), ways, rounds, say, few=timing.few, until=until)
         gc.collect()
@@ -77,8 +75,8 @@ def run_models(
     return run
 
 
-def leave_imports_alone() -> None:
-    """Have the garbage collector, which is called before each step, skip what is there before any model."""
+def freeze_imports() -> None:
+    """Exclude all objects that exist now from garbage collection, which runs before each step."""
     gc.collect()
     gc.freeze()
 
@@ -86,14 +84,15 @@ def leave_imports_alone() -> None:
 def measure_model(
     bench: Bench, variants: list[Variant], rounds: int, say: Say, *, few: int | None = None, until: float | None = None
 ) -> ModelResult:
-    """All variants of one model, of which the first is plain: `rounds` of those to be decided on, `few` of others.
+    """Measure all variants of one model; the first must be plain.
 
-    The first `few` rounds have all of them. After `until` (of the monotonic clock) no others begin.
+    The first `few` rounds run all variants, the others only those in `variants.MAIN`. After `until`, on the monotonic
+    clock, no round beyond the first `few` starts.
     """
     assert variants[0].name == "plain"
     few = rounds if few is None else min(few, rounds)
     result = ModelResult(bench.title, bench.base_bytes)
-    step(bench.loss)  # the first of all is unlike the others
+    step(bench.loss)  # warm-up
     reference: Bits | None = None
     for variant in variants:
         started = time.perf_counter()
@@ -107,7 +106,7 @@ def measure_model(
     for k in range(rounds):
         if until is not None and k >= few and time.monotonic() > until:
             break
-        due = [v for v in variants[1:] if k < few or v.name in DECIDED]
+        due = [v for v in variants[1:] if k < few or v.name in MAIN]
         started = time.perf_counter()
         _round(bench, due[:: -1 if k % 2 else 1], result, reference)
         say(f"    round {k + 1} of {rounds}: {len(due)} variants, {time.perf_counter() - started:.1f} s")
@@ -118,7 +117,7 @@ def measure_model(
 
 
 def _round(bench: Bench, due: list[Variant], result: ModelResult, reference: Bits) -> None:
-    """A timed step of each between two plain ones; those on which nothing is to be decided share them by twos."""
+    """Run one timed step of each variant between two plain steps; two variants outside `MAIN` share a pair."""
 
     def plain() -> Seconds:
         took, _ = bench.timed(bench.loss)
@@ -127,9 +126,9 @@ def _round(bench: Bench, due: list[Variant], result: ModelResult, reference: Bit
         return took
 
     before = plain()
-    for together in _between_plain_steps([v for v in due if result.variants[v.name].error is None]):
+    for group in _groups([v for v in due if result.variants[v.name].error is None]):
         taken: list[tuple[VariantResult, Seconds]] = []
-        for variant in together:
+        for variant in group:
             row = result.variants[variant.name]
             _guarded(row, lambda v=variant, r=row, t=taken: _timed(bench, v, r, t, reference))  # type: ignore[misc]
         after = plain()
@@ -141,25 +140,25 @@ def _round(bench: Bench, due: list[Variant], result: ModelResult, reference: Bit
         before = after
 
 
-def _between_plain_steps(due: list[Variant]) -> Iterator[list[Variant]]:
-    """One to be decided on, or two others."""
-    others = [v for v in due if v.name not in DECIDED]
+def _groups(due: list[Variant]) -> Iterator[list[Variant]]:
+    """Yield one variant of `MAIN`, or two others, at a time."""
+    others = [v for v in due if v.name not in MAIN]
     pairs = {id(pair[0]): pair for pair in (others[i : i + 2] for i in range(0, len(others), 2))}
     for variant in due:
-        if variant.name in DECIDED:
+        if variant.name in MAIN:
             yield [variant]
         elif id(variant) in pairs:
             yield pairs[id(variant)]
 
 
 def _guarded(row: VariantResult, work: Callable[[], Bits | None]) -> Bits | None:
-    """What `work` gives; a failure goes to the record."""
+    """Return the result of `work`; store an error in the row."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return work()
     except Exception as error:
-        # The first line: what follows in torch's errors are paths of this machine.
+        # Only the first line: the others of torch's errors are paths of this machine.
         row.error = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
         if not isinstance(error, (NotApplicableError, MemoryError)):
             traceback.print_exc()
@@ -176,7 +175,7 @@ def _prepare(bench: Bench, variant: Variant, row: VariantResult) -> Bits:
             _settle(bench, variant, forward)
         bench.peaks[variant.name] = row.peak_bytes
     finally:
-        _said(variant, row)
+        _copy_budget(variant, row)
     return bits
 
 
@@ -198,7 +197,7 @@ def _timed(
         took, loss = bench.timed(forward)
         _compare(row, bench.bits(loss), reference)
     taken.append((row, took))
-    _said(variant, row)
+    _copy_budget(variant, row)
 
 
 def _compare(row: VariantResult, bits: Bits, reference: Bits) -> None:
@@ -207,11 +206,10 @@ def _compare(row: VariantResult, bits: Bits, reference: Bits) -> None:
     row.buffers_equal = bits.buffers == reference.buffers and row.buffers_equal is not False
 
 
-def _said(variant: Variant, row: VariantResult) -> None:
-    """What the variant says of itself, by now."""
+def _copy_budget(variant: Variant, row: VariantResult) -> None:
     row.note = variant.note
-    if (said := variant.budgeted) is not None:
-        row.asked_bytes, row.predicted_bytes = said.asked_bytes, said.predicted_bytes
-        row.predicted_extra_s, row.bound_extra_s = said.predicted_extra_s, said.bound_extra_s
-        row.predicted_plain_s = said.predicted_plain_s
-        row.own_peak_bytes = said.own_peak_bytes
+    if (one := variant.budget_result) is not None:
+        row.asked_bytes, row.predicted_bytes = one.asked_bytes, one.predicted_bytes
+        row.predicted_extra_s, row.bound_extra_s = one.predicted_extra_s, one.bound_extra_s
+        row.predicted_plain_s = one.predicted_plain_s
+        row.own_peak_bytes = one.own_peak_bytes

@@ -1,4 +1,4 @@
-"""lowtide's ways: rules, the online budget, plans."""
+"""Variants of lowtide: rules, the online budget and plans."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from lowtide.codecs.costs import codec_costs_for
 from lowtide.engine.runtime import current_runtime
 from lowtide.fitting import registry
 from lowtide.fitting.fitted_model import FittedModel
-from lowtide.fitting.make_plan import CAUTION, link_to
+from lowtide.fitting.make_plan import MARGIN, link_to
 from lowtide.planning import solve
 from lowtide.stores.names import resolve
 
-from .contract import Budgeted, NotApplicableError, Variant
+from .base import BudgetResult, NotApplicableError, Variant
 from .peers import KEPT_BY_SAC
 from .steps import Bench, Forward
 
 SMALLEST, HALF = "smallest", "half"
 NOT_FOLLOWED = "the plan was not followed in every step"
-_STEPS_MEASURED, _STEPS_TO_TRUST = 2, 6
+_MEASURED_STEPS, _RECORDED_STEPS = 2, 6
 UNLIMITED = 2**62
 
 
-def asked_bytes(bench: Bench, rung: str) -> int:
-    """A rung of the ladder in bytes, without what lives beside the model: "60" % of plain's peak, what is there anyway
-    and "half" of what plain adds to it, the "smallest" budget that the planner finds a plan for, or the peak of another
-    variant, by its name."""
-    if rung.isdigit():
-        return bench.peaks["plain"] * int(rung) // 100
-    if rung == HALF:
+def limit_bytes(bench: Bench, limit: str) -> int:
+    """Return the budget in bytes, without other tensors of the process.
+
+    `limit` is a percentage of plain's peak ("60"), "half" (parameters, buffers and batch, and half of the rest of
+    plain's peak), "smallest" (the smallest budget with a plan), or the name of another variant (its peak).
+    """
+    if limit.isdigit():
+        return bench.peaks["plain"] * int(limit) // 100
+    if limit == HALF:
         return (bench.base_bytes + bench.peaks["plain"]) // 2
-    if rung == SMALLEST:
+    if limit == SMALLEST:
         if bench.smallest_bytes is None:
-            bench.smallest_bytes = _smallest(bench) - bench.other_bytes
+            bench.smallest_bytes = _smallest_bytes(bench) - bench.other_bytes
         return bench.smallest_bytes
-    if rung not in bench.peaks:
-        raise NotApplicableError(f"there is no peak of {rung!r} to plan for in this run")
-    return bench.peaks[rung]
+    if limit not in bench.peaks:
+        raise NotApplicableError(f"no variant {limit!r} has been measured in this run: its peak is unknown")
+    return bench.peaks[limit]
 
 
-def _smallest(bench: Bench) -> int:
+def _smallest_bytes(bench: Bench) -> int:
     try:
         solve(bench.trace(), 1, codec_costs=codec_costs_for(bench.trace(), "exact"))
     except lowtide.BudgetError as error:
         if error.smallest_bytes is None:
             raise
         return error.smallest_bytes
-    raise AssertionError("a plan for one byte")
+    raise AssertionError("found a plan for a budget of one byte")
 
 
 class Rule(Variant):
@@ -80,22 +82,22 @@ RULES: dict[str, Callable[[], lowtide.Policy]] = {
 
 
 class Online(Variant):
-    """`with lowtide.budget(limit):` around the forward pass, with default settings; nothing is planned."""
+    """`with lowtide.budget(limit):` around the forward pass."""
 
     family = "lowtide online"
     options: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, name: str, rung: str) -> None:
+    def __init__(self, name: str, limit: str) -> None:
         super().__init__(name)
-        self.rung = rung
+        self.limit = limit
 
     def prepare(self, bench: Bench) -> None:
-        self._asked_bytes = asked_bytes(bench, self.rung)
-        self.budgeted = Budgeted(self._asked_bytes)
+        self._asked_bytes = limit_bytes(bench, self.limit)
+        self.budget_result = BudgetResult(self._asked_bytes)
 
     @contextlib.contextmanager
     def applied(self, bench: Bench) -> Iterator[Forward]:
-        assert self.budgeted is not None
+        assert self.budget_result is not None
         other_bytes = bench.other_bytes
 
         def forward() -> torch.Tensor:
@@ -105,28 +107,28 @@ class Online(Variant):
         yield forward
         memory_budget = lowtide.report().budget
         if memory_budget is not None:
-            self.budgeted.own_peak_bytes = max(
-                memory_budget.peak_bytes - other_bytes, self.budgeted.own_peak_bytes or 0
+            self.budget_result.own_peak_bytes = max(
+                memory_budget.peak_bytes - other_bytes, self.budget_result.own_peak_bytes or 0
             )
 
 
-def _does_something(plan: lowtide.Plan) -> bool:
+def _changes_steps(plan: lowtide.Plan) -> bool:
     return bool(plan.recomputed or plan.offload)
 
 
-class Obeyed(Variant):
-    """A plan, made in `prepare`, obeyed through `lowtide.fit(model, plan=plan)`.
+class FittedVariant(Variant):
+    """A plan from `prepare`, executed through `lowtide.fit(model, plan=plan)`.
 
-    What `fit` knows of the model is put aside between rounds, so that lowtide learns once, as it does in training. Now
-    and then lowtide looks at all tensors of the process, for at most half a per cent of the time. Between the steps of
-    others that would fall due in nearly every step that is timed, so it is done before.
+    The fitted state is reused in all rounds, as in training. The periodic scan of all live tensors takes at most 0.5 %
+    of the time in training. Between steps of other variants it would be due in nearly every timed step, so `applied`
+    runs the scan before the step.
     """
 
     @property
     def settling_steps(self) -> int:
-        """lowtide measures two steps, and leaves those alone that keep everything once it has seen a few."""
-        wanted = _STEPS_MEASURED if self._plan is not None and _does_something(self._plan) else _STEPS_TO_TRUST
-        return max(0, wanted - (self._fitted.steps if self._fitted is not None else 0))
+        """lowtide measures two steps, and stops recording steps that keep everything after six."""
+        needed = _MEASURED_STEPS if self._plan is not None and _changes_steps(self._plan) else _RECORDED_STEPS
+        return max(0, needed - (self._fitted.steps if self._fitted is not None else 0))
 
     stores: ClassVar[tuple[str, ...]] = ("device",)
 
@@ -137,7 +139,7 @@ class Obeyed(Variant):
 
     def _adopt(self, plan: lowtide.Plan, other_bytes: int, asked: int | None) -> None:
         self._plan = plan
-        self.budgeted = Budgeted(
+        self.budget_result = BudgetResult(
             asked_bytes=asked,
             predicted_bytes=plan.predicted_peak_bytes - other_bytes,
             predicted_extra_s=plan.predicted_step_s - plan.plain_step_s,
@@ -149,24 +151,24 @@ class Obeyed(Variant):
     @contextlib.contextmanager
     def applied(self, bench: Bench) -> Iterator[Forward]:
         assert self._plan is not None
-        assert self.budgeted is not None
+        assert self.budget_result is not None
         other_bytes = bench.other_bytes
-        asked = self.budgeted.asked_bytes
-        # What others hold may have changed by some bytes since the plan was made, and is not the model's business.
+        asked = self.budget_result.asked_bytes
+        # Other tensors of the process may have changed by some bytes since planning.
         limit = UNLIMITED if asked is None else max(asked + other_bytes, self._plan.predicted_peak_bytes)
         if self._fitted is None:
             lowtide.fit(bench.model, plan=self._plan, budget=limit, stores=self.stores)
             self._fitted = registry.state_of(bench.model)
         else:
             self._fitted.limit_bytes = limit
-            registry.enter(bench.model, self._fitted)
+            registry.add(bench.model, self._fitted)
         try:
-            current_runtime().memory().census()
+            current_runtime().memory().recount()
             yield bench.loss
             report = lowtide.report(bench.model)
             if report.measured_peak_bytes is not None:
                 own = report.measured_peak_bytes - other_bytes
-                self.budgeted.own_peak_bytes = max(own, self.budgeted.own_peak_bytes or 0)
+                self.budget_result.own_peak_bytes = max(own, self.budget_result.own_peak_bytes or 0)
             if report.online_steps or report.plan is not self._plan:
                 self.note = f"{self.note}; {NOT_FOLLOWED}".lstrip("; ") if NOT_FOLLOWED not in self.note else self.note
         finally:
@@ -176,55 +178,47 @@ class Obeyed(Variant):
         self._plan = self._fitted = None
 
 
-class WithinRung(Obeyed):
-    """A plan for a rung of the ladder."""
+class BudgetedPlan(FittedVariant):
+    """A plan for one budget."""
 
-    def __init__(self, name: str, rung: str) -> None:
+    def __init__(self, name: str, limit: str) -> None:
         super().__init__(name)
-        self.rung = rung
+        self.limit = limit
 
     def prepare(self, bench: Bench) -> None:
-        asked, other_bytes = asked_bytes(bench, self.rung), bench.other_bytes
-        self.budgeted = Budgeted(asked)
+        asked, other_bytes = limit_bytes(bench, self.limit), bench.other_bytes
+        self.budget_result = BudgetResult(asked)
         self._limit_bytes = asked + other_bytes
         bench.reset()
-        plan = self._made_plan(bench)
+        plan = self._plan_for_limit(bench)
         self._adopt(plan, other_bytes, self._limit_bytes - other_bytes)
 
     @abstractmethod
-    def _made_plan(self, bench: Bench) -> lowtide.Plan:
-        """For `_limit_bytes`; `NotApplicableError` if there is none."""
+    def _plan_for_limit(self, bench: Bench) -> lowtide.Plan:
+        """Return a plan for `_limit_bytes`; raise `NotApplicableError` if none exists."""
 
 
-class Planned(WithinRung):
-    """The plan that `lowtide.plan(model, batch, budget)` makes, obeyed through `lowtide.fit(model, plan=plan)`.
-
-    All budgets are planned from one profile, and 1/200 of each is left free where it can be, as `fit` does. That
-    lowtide looks at all tensors of the process now and then, for at most half a per cent of the time, is not in the
-    times.
-    """
+class Planned(BudgetedPlan):
+    """The plan of `lowtide.plan(model, batch, budget)`; all budgets share one profile."""
 
     family = "lowtide planned"
 
-    def _made_plan(self, bench: Bench) -> lowtide.Plan:
+    def _plan_for_limit(self, bench: Bench) -> lowtide.Plan:
         limit = self._limit_bytes
         trace, link = bench.trace(), link_to(resolve(self.stores))
-        codec_costs = codec_costs_for(trace, "exact")  # what is allowed if nobody says otherwise
+        codec_costs = codec_costs_for(trace, "exact")  # the default of `fit`
         try:
-            return solve(trace, limit, link=link, codec_costs=codec_costs, leave_free_bytes=limit // CAUTION)
+            return solve(trace, limit, link=link, codec_costs=codec_costs, leave_free_bytes=limit // MARGIN)
         except lowtide.BudgetError as error:
-            if self.rung != SMALLEST:
+            if self.limit != SMALLEST:
                 raise NotApplicableError(str(error).partition(": ")[2].partition(" (")[0]) from error
-            # What lives beside the model has changed by some bytes.
+            # Other tensors of the process have changed by some bytes.
             self._limit_bytes = error.smallest_bytes or 0
             return solve(trace, self._limit_bytes, link=link, codec_costs=codec_costs)
 
 
 class PlannedWithDisk(Planned):
-    """The same with `stores=("disk",)`: values may wait in a file in the system's directory for temporary files.
-
-    The processor's time of a step includes that of the threads that write, also where they work beside the step.
-    """
+    """`Planned` with `stores=("disk",)`: values may be offloaded to a temporary file."""
 
     family = "lowtide planned, disk"
     stores = ("disk",)

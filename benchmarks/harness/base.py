@@ -1,4 +1,4 @@
-"""The contract of a variant: one way of taking a training step."""
+"""Base class of variants. A variant is one way of running a training step."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from .steps import Bench, Forward, StepMeter
 
 
 class NotApplicableError(Exception):
-    """This variant cannot be had for this model; the message says why."""
+    """This variant does not exist for this model; the message gives the reason."""
 
 
 @dataclass
-class Budgeted:
-    """What a variant with a byte budget said of itself; bytes beside the model and its batch are taken off."""
+class BudgetResult:
+    """Budget and predictions of a variant. Bytes of other tensors in the process are subtracted."""
 
     asked_bytes: int | None
-    """None: nothing was asked, a schedule was given."""
+    """Budget; None for a schedule that takes no budget."""
     predicted_bytes: int | None = None
     predicted_extra_s: float | None = None
-    """Beyond a plain step."""
+    """Predicted time beyond a plain step."""
     predicted_plain_s: float | None = None
-    """A plain step, as profiled."""
+    """Time of a plain step in the profile."""
     bound_extra_s: float | None = None
-    """Beyond a plain step, of any plan."""
+    """Lower bound on the time beyond a plain step."""
     own_peak_bytes: int | None = None
-    """As lowtide measured it itself."""
+    """Peak as lowtide measures it."""
     solver: str = ""
 
 
 class Variant(ABC):
-    """One way of taking a step. Each docstring says how it is meant to be used, by its own documentation."""
+    """One way of running a step. `descriptions.py` has the set-up in words."""
 
     family: ClassVar[str]
-    """What it is drawn as: variants of one family differ in a setting."""
+    """Name in plots. Variants of one family differ in a setting."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.budgeted: Budgeted | None = None
+        self.budget_result: BudgetResult | None = None
         self.note = ""
 
     @property
     def settling_steps(self) -> int:
-        """Steps to take after `applied` before they are as they will stay."""
+        """Number of steps inside `applied` until the cost of a step is constant."""
         return 0
 
     def prepare(self, bench: Bench) -> None:  # noqa: B027  (most need no preparation)
-        """What is done once for a model, and timed: planning, compiling."""
+        """Plan or compile: called once a model, and timed."""
 
     @abstractmethod
     def applied(self, bench: Bench) -> contextlib.AbstractContextManager[Forward]:
-        """The model's forward pass in this way; as it was afterwards."""
+        """Return a context manager that yields the forward pass and restores the model at its exit."""
 
     def metering(self, meter: StepMeter) -> contextlib.AbstractContextManager[Any]:
-        """Around a step whose peak is measured: shows the meter what it cannot see by itself."""
+        """Return a context manager around a metered step, which reports allocations that bypass the dispatcher."""
         return contextlib.nullcontext()
 
     def finish(self, bench: Bench) -> None:  # noqa: B027
-        """After the last step of this model: let go of what was prepared."""
+        """Free the plan or compiled code after the last step of a model."""
 
 
 class Plain(Variant):
-    """PyTorch as it is: what everything else is compared with."""
+    """PyTorch without checkpointing."""
 
     family = "plain"
 
@@ -75,4 +75,4 @@ class Plain(Variant):
 
 
 class PlainAgain(Plain):
-    """The same once more, treated as a variant: how far from 1 it comes out is what the machine does by itself."""
+    """`Plain` as a variant of its own, for the noise of the machine."""

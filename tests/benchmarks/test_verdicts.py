@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from benchmarks.harness.pages import read_why, write_page
 from benchmarks.harness.records import ModelResult, ResultsError, Run
-from benchmarks.harness.standing import at_equal_overhead, at_equal_peak, distance_to_bound, where_behind
 from benchmarks.harness.summary import summary
+from benchmarks.harness.verdicts import at_equal_overhead, at_equal_peak, distance_to_bound, where_behind
 
 from .synthetic import TRUTH, made_up_run
 
@@ -96,7 +96,7 @@ def test_the_page_has_reasons_from_the_file_beside_what_is_behind(tmp_path: Path
 
 
 def test_reading_results_needs_no_torch() -> None:
-    code = "import sys, benchmarks.harness.pages, benchmarks.harness.comparing; sys.exit('torch' in sys.modules)"
+    code = "import sys, benchmarks.harness.pages, benchmarks.harness.regressions; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
 
 
