@@ -19,7 +19,7 @@ from lowtide.profiling.peak_meter import PeakMeter
 from lowtide.stores import DiskStore, MemoryDouble, Ticket
 from tests.runtimes import ledger
 
-from .engine.budgets import above, restless
+from .engine.budgets import above, random_eviction
 from .engine.steps import assert_equal, run_step
 from .engine.test_distributed import same, sharded, step, two_processes
 
@@ -30,7 +30,7 @@ RECOMPUTE: dict[str, Any] = {"stores": None, "codecs": None}
 def fitted(model: nn.Module, more_bytes: int, **options: Any) -> Iterator[nn.Module]:
     """Fit the model to a budget of `more_bytes` above the bytes that are live now."""
     gc.collect()
-    ledger().see_everything()
+    ledger().count_everything()
     yield lowtide.fit(model, budget=ledger().live_bytes + more_bytes, **{**RECOMPUTE, **options})
     lowtide.unfit(model)
 
@@ -223,7 +223,7 @@ def test_parameters_and_the_batch_are_never_offloaded() -> None:
     plain = run_step(model, batch)
     own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), *batch]}
     store = AddressStore()
-    assert_equal(plain, run_step(model, batch, restless(1, stores=store, codecs=None)))
+    assert_equal(plain, run_step(model, batch, random_eviction(1, stores=store, codecs=None)))
     assert store.addresses
     assert not own & set(store.addresses)
 

@@ -92,7 +92,7 @@ def test_modes_step_aside_for_one_backward_node() -> None:
         def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
             if ctx.aside:
                 assert p.innermost_mode() is mode
-                p.step_aside()
+                p.suspend_innermost_mode()
             depths.append(torch._C._len_torch_dispatch_stack())
             return g, None
 
@@ -144,7 +144,7 @@ def test_wrap_backward_and_makes_graph() -> None:
 
     def make(original: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            seen.append(p.makes_graph(args))
+            seen.append(p.creates_graph(args))
             return original(*args, **kwargs)
 
         return run
@@ -161,15 +161,15 @@ def test_wrap_backward_and_makes_graph() -> None:
 
 def test_is_alone() -> None:
     x = torch.ones(3)
-    assert p.is_alone(x)
+    assert p.is_unshared(x)
     view = x[1:]
-    assert not p.is_alone(x)
+    assert not p.is_unshared(x)
     del view
-    assert p.is_alone(x)
+    assert p.is_unshared(x)
     y = x * torch.ones(3, requires_grad=True)  # saved in C++
-    assert not p.is_alone(x)
+    assert not p.is_unshared(x)
     del y
-    assert p.is_alone(x)
+    assert p.is_unshared(x)
 
 
 def test_running_node() -> None:
@@ -185,10 +185,10 @@ def test_running_node() -> None:
 def test_saving_hooks_allowed() -> None:
     seen = []
     x = torch.ones(2)
-    torch.func.grad(lambda x: seen.append(p.saving_hooks_allowed()) or x.sum())(x)
-    torch.func.vmap(lambda x: seen.append(p.saving_hooks_allowed()) or x)(x)
+    torch.func.grad(lambda x: seen.append(p.saved_tensor_hooks_allowed()) or x.sum())(x)
+    torch.func.vmap(lambda x: seen.append(p.saved_tensor_hooks_allowed()) or x)(x)
     assert seen == [False, False]
-    assert p.saving_hooks_allowed()
+    assert p.saved_tensor_hooks_allowed()
 
 
 def test_only_traced() -> None:
@@ -197,10 +197,10 @@ def test_only_traced() -> None:
 
     seen = []
     with FakeTensorMode():
-        seen.append(p.only_traced())
-    make_fx(lambda x: seen.append(p.only_traced()) or x + 1)(torch.ones(2))
+        seen.append(p.is_tracing_only())
+    make_fx(lambda x: seen.append(p.is_tracing_only()) or x + 1)(torch.ones(2))
     assert seen == [True, True]
-    assert not p.only_traced()
+    assert not p.is_tracing_only()
 
 
 def test_put_back_hook() -> None:
@@ -218,7 +218,7 @@ def test_put_back_hook() -> None:
     handle = register_module_forward_hook(hook, always_call=True)
     number = handle.id
     handle.remove()
-    p.put_back_hook(handle, hook)
+    p.reinstall_hook(handle, hook)
     torch.nn.Identity()(1)
     with pytest.raises(OSError, match="as planned"):
         Fails()()

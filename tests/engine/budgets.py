@@ -24,7 +24,7 @@ from .steps import Step, run_step
 def fixed_bytes(model: nn.Module, batch: Any) -> int:
     """Parameters, buffers and batch, each storage once."""
     own = Ledger()
-    own.see_all([*model.parameters(), *model.buffers(), *tree_leaves(batch)])
+    own.count_all([*model.parameters(), *model.buffers(), *tree_leaves(batch)])
     return own.live_bytes
 
 
@@ -37,7 +37,7 @@ class above(lowtide.budget):  # noqa: N801
 
     def open_budget(self) -> MemoryBudget:
         gc.collect()
-        ledger().see_everything()
+        ledger().count_everything()
         self.limit_bytes = ledger().live_bytes + self.more
         return super().open_budget()
 
@@ -49,7 +49,7 @@ def step_within(model: nn.Module, batch: Any, plain: Step, share: float, **optio
     return run_step(model, batch, above(activations, **options)), fixed + activations
 
 
-class Restless(MemoryBudget):
+class RandomEvictionBudget(MemoryBudget):
     """A memory budget that evicts at random before every op."""
 
     def __init__(self, seed: int, store: Any, chooser: Any, share: float = 0.5) -> None:
@@ -80,7 +80,7 @@ class Restless(MemoryBudget):
         return ways
 
 
-class restless(lowtide.budget):  # noqa: N801
+class random_eviction(lowtide.budget):  # noqa: N801
     """A budget scope that evicts at random."""
 
     def __init__(self, seed: int, share: float = 0.5, **options: Any) -> None:
@@ -91,7 +91,7 @@ class restless(lowtide.budget):  # noqa: N801
             self._chooser = Chooser(self._chooser.allowed, min_ratio=1.01, min_saved_bytes=1, min_bytes_per_second=1)
 
     def open_budget(self) -> MemoryBudget:
-        return Restless(self.seed, self._store, self._chooser, self.share)
+        return RandomEvictionBudget(self.seed, self._store, self._chooser, self.share)
 
 
 def nothing_evictable_left() -> bool:

@@ -20,7 +20,7 @@ from lowtide.stores import DiskStore, MemoryDouble
 from tests.runtimes import current_recorder, ledger, pool
 
 from . import deep, zoo
-from .budgets import above, fixed_bytes, nothing_evictable_left, restless, step_within
+from .budgets import above, fixed_bytes, nothing_evictable_left, random_eviction, step_within
 from .steps import assert_equal, run_step
 
 SHARES = (0.8, 0.6, 0.4, 0.3)
@@ -43,10 +43,10 @@ def test_the_peak_stays_within_every_budget(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(zoo.ZOO))
-def test_every_architecture_is_exact_under_restless_eviction(name: str) -> None:
+def test_every_architecture_is_exact_under_random_eviction(name: str) -> None:
     model, batch = zoo.build(name)
     plain = run_step(model, batch)
-    ours = run_step(model, batch, restless(5, 0.3, **DROP_ONLY))
+    ours = run_step(model, batch, random_eviction(5, 0.3, **DROP_ONLY))
     assert_equal(plain, ours)
     report = lowtide.report().budget
     assert report is not None
@@ -87,7 +87,7 @@ def test_state_randomness_and_writes(inside: bool, options: dict[str, Any]) -> N
     if options.get("stores") == "memory":
         options = {**options, "stores": MemoryDouble()}
     for seed in range(3):
-        ours = run_step(model, batch, restless(seed, **options), loss=lambda m, b: m(*b), backward_inside=inside)
+        ours = run_step(model, batch, random_eviction(seed, **options), loss=lambda m, b: m(*b), backward_inside=inside)
         assert_equal(plain, ours)
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_met_says_what_holds_the_memory() -> None:
 
 def test_what_is_too_little_from_the_start_is_said_at_once() -> None:
     held = torch.zeros(2**18)
-    ledger().see(held)
+    ledger().count(held)
     with pytest.raises(lowtide.BudgetError, match="already use"), lowtide.budget(held.nbytes // 2):
         raise AssertionError("not reached")
     assert current_recorder() is None
@@ -192,7 +192,7 @@ def test_rules_inside_a_budget_decide_for_themselves() -> None:
         return lowtide.checkpoint(lambda t: t.sin().square(), y).mean()
 
     plain = run_step(model, batch, loss=loss)
-    assert_equal(plain, run_step(model, batch, restless(1, **DROP_ONLY), loss=loss))
+    assert_equal(plain, run_step(model, batch, random_eviction(1, **DROP_ONLY), loss=loss))
 
 
 def test_with_grad_disabled_nothing_is_recorded() -> None:
@@ -240,7 +240,7 @@ def test_an_exception_leaves_nothing_behind(where: str) -> None:
     store = DiskStore()
 
     def step() -> None:
-        with restless(2, stores=store, codecs=None):
+        with random_eviction(2, stores=store, codecs=None):
             loss = model[4:](Fails.apply(model[:4](torch.randn(64, 256)))).sum()
         loss.backward()
 
@@ -252,7 +252,7 @@ def test_an_exception_leaves_nothing_behind(where: str) -> None:
     assert store.stats().values == 0
     store.close()
     batch = (torch.randn(64, 256),)
-    assert_equal(run_step(model, batch), run_step(model, batch, restless(3, **DROP_ONLY)))
+    assert_equal(run_step(model, batch), run_step(model, batch, random_eviction(3, **DROP_ONLY)))
 
 
 def test_optimizer_state_counts() -> None:
@@ -339,9 +339,9 @@ def test_scopes_with_different_stores_evict_each_others_values() -> None:
     plain = run_step(model, batches, loss=lambda m, b: loss(m, [contextlib.nullcontext()] * 3))
     with DiskStore() as first, DiskStore() as second:
         scopes = [
-            restless(1, stores=first, codecs=None),
-            restless(2, stores=second, codecs=None),
-            restless(3, **DROP_ONLY),
+            random_eviction(1, stores=first, codecs=None),
+            random_eviction(2, stores=second, codecs=None),
+            random_eviction(3, **DROP_ONLY),
         ]
         assert_equal(plain, run_step(model, batches, loss=lambda m, b: loss(m, scopes)))
     more = (plain.peak_bytes - fixed_bytes(model, batches)) // 2
@@ -359,7 +359,7 @@ def test_a_tensor_that_torch_refuses_to_be_asked_about_is_counted() -> None:
     base.mul_(2)
     with pytest.raises(RuntimeError, match="modified inplace"):
         assert first.is_leaf
-    Ledger().see_everything()
+    Ledger().count_everything()
     with lowtide.budget("1 GiB"):
         torch.ones(3, requires_grad=True).sin().sum().backward()
 

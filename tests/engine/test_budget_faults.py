@@ -27,7 +27,7 @@ from lowtide.stores.speed import Speed
 from ..stores.conftest import small_file_system
 from ..stores.processes import Processes
 from ..stores.tiers import wait_until
-from .budgets import Restless, above, fixed_bytes, nothing_evictable_left, restless
+from .budgets import RandomEvictionBudget, above, fixed_bytes, nothing_evictable_left, random_eviction
 from .steps import Step, assert_equal, run_step
 
 MIB = 1 << 20
@@ -66,11 +66,11 @@ class trusting(above):  # noqa: N801
         return memory_budget
 
 
-class offloading(restless):  # noqa: N801
+class offloading(random_eviction):  # noqa: N801
     """Puts everything into the store, before every op."""
 
     def open_budget(self) -> MemoryBudget:
-        class Offloads(Restless):
+        class Offloads(RandomEvictionBudget):
             def ways(self, value: Value) -> Sequence[Callable[[Value], None]]:
                 return [self.offloading.evict] if self.offloading is not None else []
 
@@ -170,7 +170,7 @@ def test_a_damaged_block_is_an_error_that_names_the_op(tmp_path: Path, hinted: b
         assert nothing_evictable_left()
         store.flush()
         assert (store.stats().values, store.stats().prefetched_bytes) == (0, 0)
-    assert_equal(run_step(model, batch), run_step(model, batch, restless(3, stores=None, codecs=None)))
+    assert_equal(run_step(model, batch), run_step(model, batch, random_eviction(3, stores=None, codecs=None)))
 
 
 # -- exceptions -----------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_an_exception_leaves_no_value_on_the_disk_and_no_wrapper(tmp_path: Path,
         current_runtime().backward.end_if_done()
         assert torch.autograd._engine_run_backward is original  # type: ignore[attr-defined]
     model.zero_grad(set_to_none=True)
-    assert_equal(run_step(model, batch), run_step(model, batch, restless(3, stores=None, codecs=None)))
+    assert_equal(run_step(model, batch), run_step(model, batch, random_eviction(3, stores=None, codecs=None)))
 
 
 # -- the end of a process -------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import lowtide
 from lowtide.stores import MemoryDouble
 
-from .budgets import restless
+from .budgets import random_eviction
 from .programs import Instruction, Machine, policies, programs, run_in_layers
 
 EXAMPLES = int(os.environ.get("LOWTIDE_FUZZ_EXAMPLES", "400"))
@@ -120,10 +120,10 @@ def test_random_evictions_are_exact(program: list[Instruction], mode: str, seed:
         plain = run(program, contextlib.nullcontext(), mode)
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
         with contextlib.suppress(RuntimeError, IndexError, TypeError, ValueError, AttributeError):
-            run(program, restless(seed, share, **options), mode)
+            run(program, random_eviction(seed, share, **options), mode)
         del error
         return
-    ours = run(program, restless(seed, share, **options), mode)
+    ours = run(program, random_eviction(seed, share, **options), mode)
     for what in plain:
         assert_same(plain[what], ours[what], what)
 
@@ -152,7 +152,7 @@ def test_the_programs_reach_evictions() -> None:
     @given(programs)
     def drive(program: list[Instruction]) -> None:
         with contextlib.suppress(RuntimeError, IndexError, TypeError, ValueError, AttributeError):
-            run(program, restless(1, stores=MemoryDouble()), "after")
+            run(program, random_eviction(1, stores=MemoryDouble()), "after")
             report = lowtide.report().budget
             assert report is not None
             counts["programs"] += 1

@@ -23,12 +23,12 @@ from lowtide.codecs._base import EncodedRow
 from lowtide.engine.memory.budget import MemoryBudget
 from lowtide.engine.values.value import Value
 
-from .budgets import Restless, nothing_evictable_left, restless
+from .budgets import RandomEvictionBudget, nothing_evictable_left, random_eviction
 
 WORDS, LENGTH, BATCH, STEPS, WINDOW = 24, 16, 8, 300, 25
 
 
-class compressing(restless):  # noqa: N801
+class compressing(random_eviction):  # noqa: N801
     """Compresses every saved value that its codec takes, before the next op."""
 
     def __init__(self, codec: str | Codec) -> None:
@@ -38,7 +38,7 @@ class compressing(restless):  # noqa: N801
         self._chooser = Chooser(wanted, min_ratio=1.01, min_saved_bytes=1, min_bytes_per_second=1)
 
     def open_budget(self) -> MemoryBudget:
-        class Compresses(Restless):
+        class Compresses(RandomEvictionBudget):
             def ways(self, value: Value) -> Sequence[Callable[[Value], None]]:
                 return [self.compression.evict] if self.compression is not None else []
 

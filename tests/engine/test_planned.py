@@ -26,7 +26,7 @@ from lowtide.engine.strategies.planned import PlannedStrategy
 from lowtide.engine.values.recipe import Recipe
 from lowtide.fitting.plan import profile
 from lowtide.planning import CodecCost, Plan, solve
-from lowtide.torch_compat import innermost_mode, saving_hooks
+from lowtide.torch_compat import innermost_hooks, innermost_mode
 
 from .programs import Instruction, instructions, programs
 from .steps import assert_equal, run_step
@@ -144,7 +144,7 @@ def test_random_programs_are_exact(program: list[Instruction], mode: str, length
     for what in plain:
         assert_same(plain[what], ours[what], what)
     assert innermost_mode() is None
-    assert saving_hooks() is None
+    assert innermost_hooks() is None
 
 
 @FUZZ
@@ -173,7 +173,7 @@ def test_another_program_than_the_one_planned(
     plan = plan_of(names_of(program, mode, length), salt, share)
     ours = run(other, following(plan), mode, length)
     assert innermost_mode() is None
-    assert saving_hooks() is None
+    assert innermost_hooks() is None
     for what in plain:
         assert_same(plain[what], ours[what], what)
 
@@ -482,7 +482,7 @@ def test_a_forward_that_changes(surprise: str) -> None:
     else:
         assert_equal(surprised, run_step(model, batch))
     assert innermost_mode() is None
-    assert saving_hooks() is None
+    assert innermost_hooks() is None
     model.surprise = ""
     assert_equal(plain, run_step(model, batch))
     lowtide.unfit(model)
@@ -546,7 +546,7 @@ def test_an_error_in_forward_leaves_nothing_behind() -> None:
     with pytest.raises(ValueError, match="surprise"):
         model(*batch)
     assert innermost_mode() is None
-    assert saving_hooks() is None
+    assert innermost_hooks() is None
     model.surprise = ""
     model.load_state_dict(state)
     assert_equal(plain, run_step(model, batch))

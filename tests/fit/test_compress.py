@@ -114,7 +114,7 @@ def test_what_only_begins_with_two_elements_is_not_binary() -> None:
             return (weight * mask * other * third[:512]).sum()
 
     trace = profile(Mixing(), (torch.randn(512, 256),))
-    binary = {trace.ops[value.op].name for value in trace.values if value.binary and value.op is not None}
+    binary = {trace.ops[value.made_at].name for value in trace.values if value.binary and value.made_at is not None}
     assert binary == {"aten.bernoulli_.float"}
     assert not any(trace.values[v].binary for v in trace.saved)
 
@@ -155,7 +155,7 @@ def test_a_mask_that_turns_out_to_have_more_elements_is_kept_or_goes_to_the_next
     torch.manual_seed(0)
     model, batch = Fickle(), (torch.randn(2048, 256),)
     model.scale = torch.tensor(1.5)  # an op of the same name
-    ledger().see_everything()
+    ledger().count_everything()
     plan = lowtide.plan(model, batch, 2**60)
     masks = tuple(j for j, name in enumerate(plan.op_names) if name == "aten.mul_.Tensor")
     assert len(masks) == 4
@@ -201,7 +201,7 @@ def test_a_lossy_codec_that_is_named(name: str, quick: None) -> None:
 
 def test_a_lossy_codec_that_is_not_named_is_never_used(quick: None) -> None:
     model, batch = deep.build("gpt2")
-    ledger().see_everything()
+    ledger().count_everything()
     half = lowtide.plan(model, batch, 2**60).plain_peak_bytes // 2
     assert not any(
         codec_cost.codec in ("bf16", "fp16", "fp8", "int8")
@@ -212,7 +212,7 @@ def test_a_lossy_codec_that_is_not_named_is_never_used(quick: None) -> None:
 
 def test_a_plan_needs_its_codecs(quick: None, tmp_path: Path) -> None:
     model, batch = deep.build("gpt2")
-    ledger().see_everything()
+    ledger().count_everything()
     half = lowtide.plan(model, batch, 2**60).plain_peak_bytes // 2
     plan = lowtide.plan(model, batch, half, codecs="bf16")
     assert plan.compress
@@ -228,14 +228,14 @@ def test_a_plan_needs_its_codecs(quick: None, tmp_path: Path) -> None:
 
 def test_nothing_stays_after_a_step_an_exception_or_a_dropped_graph(quick: None) -> None:
     model, batch = deep.build("gpt2")
-    ledger().see_everything()
+    ledger().count_everything()
     half = lowtide.plan(model, batch, 2**60).plain_peak_bytes // 2
     plan = lowtide.plan(model, batch, half, codecs="bf16")
     lowtide.fit(model, plan=plan, codecs="bf16", budget=2**60)
     run_step(model, batch)
     model.zero_grad(set_to_none=True)
     gc.collect()
-    ledger().see_everything()
+    ledger().count_everything()
     before = ledger().live_bytes
 
     loss = model(**batch).loss
@@ -285,7 +285,7 @@ def test_a_plan_on_the_shelf_serves_only_those_who_allow_its_codecs(quick: None,
     def packed_steps(codecs: str | None) -> int:
         model, batch = deep.build("gpt2")
         gc.collect()
-        ledger().see_everything()
+        ledger().count_everything()
         lowtide.fit(model, budget=limit, codecs=codecs, cache=tmp_path)
         packed = 0
         for _ in range(3):
@@ -296,7 +296,7 @@ def test_a_plan_on_the_shelf_serves_only_those_who_allow_its_codecs(quick: None,
 
     model, batch = deep.build("gpt2")
     gc.collect()
-    ledger().see_everything()
+    ledger().count_everything()
     limit = int(0.75 * lowtide.plan(model, batch, 2**60).plain_peak_bytes)
     del model, batch
     assert packed_steps("bf16") > 0

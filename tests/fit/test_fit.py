@@ -34,7 +34,7 @@ def fitted_steps(model: nn.Module, batch: Any, limit: int, steps: int = 4, **opt
 
     def before_forward(*args: Any) -> None:
         gc.collect()
-        ledger().see_everything()
+        ledger().count_everything()
         state.limit_bytes = limit + ledger().live_bytes - fixed
         begin(*args)
 
@@ -104,7 +104,7 @@ class Loop:
 
 def tight(model: nn.Module, rows: int = 512) -> int:
     """A budget for `stack` at which much has to be recomputed, above all that is alive now."""
-    ledger().see_everything()
+    ledger().count_everything()
     parameters = sum(p.nbytes for p in model.parameters())
     return ledger().live_bytes + 3 * parameters + 9 * rows * 64 * 4
 
@@ -388,7 +388,7 @@ def test_the_smallest_budget_that_an_error_names_works() -> None:
     model, batch = deep.build("llama")
     plain = run_step(model, batch)
     gc.collect()
-    ledger().see_everything()
+    ledger().count_everything()
     beside = ledger().live_bytes - fixed_bytes(model, batch)
     with pytest.raises(lowtide.BudgetError) as caught:
         lowtide.plan(model, batch, "1 KiB")

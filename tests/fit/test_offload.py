@@ -102,7 +102,7 @@ def test_a_disk_that_is_slower_than_expected_costs_time_only(disk: DiskStore, mo
 def test_a_full_disk_costs_memory_once_and_is_not_planned_with_again(small_disk: Path) -> None:
     model, batch = deep.build("gpt2")
     plain = run_step(model, batch)
-    ledger().see_everything()
+    ledger().count_everything()
     with DiskStore(small_disk, threads=1) as store, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         take_to_be_quick(store)
@@ -123,7 +123,7 @@ def test_a_full_disk_costs_memory_once_and_is_not_planned_with_again(small_disk:
 
 def test_a_plan_needs_its_store(disk: DiskStore) -> None:
     model, batch = deep.build("gpt2")
-    ledger().see_everything()
+    ledger().count_everything()
     plain = lowtide.plan(model, batch, 2**60).plain_peak_bytes
     plan = lowtide.plan(model, batch, int(0.5 * plain), stores=disk)
     assert plan.offload
@@ -146,7 +146,7 @@ def test_an_exception_in_forward_leaves_nothing_on_the_disk(disk: DiskStore) -> 
             return x.square().mean()
 
     model, x = Fails(), torch.randn(512, 256)
-    ledger().see_everything()
+    ledger().count_everything()
     plain = lowtide.plan(model, x, 2**60).plain_peak_bytes
     plan = lowtide.plan(model, x, int(0.8 * plain), stores=disk)
     assert plan.offload
@@ -182,7 +182,7 @@ def test_what_is_overwritten_while_it_is_being_written_is_waited_for(
             return loss + x.sum() * 0
 
     model = Model()
-    ledger().see_everything()
+    ledger().count_everything()
     plan = lowtide.plan(model, x, 2**60)
     exp = plan.op_names.index("aten.exp.default")
     plan = replace(plan, offload=(exp,), written_before=(len(plan.keep),), link=Link("disk", 1e9, 1e9))

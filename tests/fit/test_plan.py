@@ -39,7 +39,7 @@ def test_nothing_changes(with_gradients: bool) -> None:
 def test_a_plan_is_obeyed_from_the_first_step(tmp_path: Path) -> None:
     model, batch = deep.build("gpt2")
     plain = run_step(model, batch)
-    ledger().see_everything()
+    ledger().count_everything()
     trace = profile(model, batch)
     limit = int(0.6 * trace.peak_bytes)
     plan = lowtide.plan(model, batch, limit)
@@ -109,7 +109,7 @@ def test_a_profile_within_a_tight_budget_is_like_a_free_one(name: str) -> None:
     model, batch = deep.build(name)
     plain = run_step(model, batch)
     free = profile(model, batch)
-    ledger().see_everything()
+    ledger().count_everything()
     limit = ledger().live_bytes - fixed_bytes(model, batch) + int(0.5 * plain.peak_bytes)
     tight = profile(model, batch, limit_bytes=limit)
     replayed = lowtide.report().replayed_ops

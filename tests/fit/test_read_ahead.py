@@ -53,7 +53,7 @@ def _fail(gradient: torch.Tensor) -> None:
 def by_name(trace: Trace, names: tuple[str, ...], *, prefetch_after: Any = None) -> Plan:
     """A plan that keeps everything, and what these ops make on the disk; each is read when the one after it is."""
     ops = [j for j, op in enumerate(trace.ops) if op.name in names]
-    written_before = {j: min(len(trace.ops), trace.values[trace.ops[j].outputs[0]].user_holds_until + 1) for j in ops}
+    written_before = {j: min(len(trace.ops), trace.values[trace.ops[j].outputs[0]].held_until + 1) for j in ops}
     reads = prefetch_after or dict(zip(ops, [*ops[1:], -1], strict=True))
     simulated = simulate(trace, [True] * len(trace.ops), (), written_before, LINK, prefetch_after=reads)
     return replace(
@@ -68,7 +68,7 @@ def by_name(trace: Trace, names: tuple[str, ...], *, prefetch_after: Any = None)
 
 def fitted(store: Store) -> tuple[Layers, torch.Tensor, Plan]:
     model, x = Layers(), torch.randn(512, 256)
-    ledger().see_everything()
+    ledger().count_everything()
     plan = by_name(profile(model, x), ("aten.tanh.default",))
     assert len(plan.prefetches) == LAYERS
     lowtide.fit(model, plan=plan, budget=2**60, stores=store, codecs=None)
@@ -243,7 +243,7 @@ def test_its_memory_is_counted_also_where_a_formula_is_left_alone(disk: DiskStor
 
     model = Distances()
     x, y = torch.randn(256, 64, requires_grad=True), torch.randn(256, 64, requires_grad=True)
-    ledger().see_everything()
+    ledger().count_everything()
     trace = profile(model, (x, y))
     names = [op.name for op in trace.ops]
     first, second = (j for j, name in enumerate(names) if name == "aten.exp.default")

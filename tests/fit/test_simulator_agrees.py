@@ -87,13 +87,13 @@ class Account:
         self.outside = {storage_key(t.untyped_storage()) for t in outside}
         for kind in (Handle, Kept):
             monkeypatch.setattr(kind, "unpack", self._watched(kind.unpack))
-        saw = StepMeter.saw
+        count = StepMeter.count
 
-        def saw_too(gauge: StepMeter, out: Any, beside_bytes: int = 0) -> None:
-            saw(gauge, out, beside_bytes)
+        def count_and_measure(gauge: StepMeter, out: Any, beside_bytes: int = 0) -> None:
+            count(gauge, out, beside_bytes)
             self.moment(beside_bytes)
 
-        monkeypatch.setattr(StepMeter, "saw", saw_too)
+        monkeypatch.setattr(StepMeter, "count", count_and_measure)
 
     def _watched(self, unpack: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
         def watched(handle: Any) -> torch.Tensor:
@@ -120,7 +120,7 @@ class Account:
 def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, batch = deep.build(name)
     plain = run_step(model, batch)
-    ledger().see_everything()
+    ledger().count_everything()
     trace = profile(model, batch)
     packed = codec_costs() if way == "packed" else ()
     away = 0.0 if way in ("recomputed", "released") else 0.5
@@ -145,7 +145,7 @@ def test_random_plans(name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_
     # Once more, without the test's own tensors in between, and every byte looked at.
     account = Account(monkeypatch, [*model.parameters(), *model.buffers(), *batch.values()])
     gc.collect()
-    ledger().see_everything()
+    ledger().count_everything()
     model.zero_grad(set_to_none=True)
     torch.manual_seed(3)
     model(**batch).loss.backward()

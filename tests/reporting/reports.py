@@ -9,7 +9,7 @@ from lowtide.planning import BASELINES, Problem, Simulator, lower_bound, simulat
 from lowtide.records import Trace
 from lowtide.reporting.frontier import Frontier, Point
 from lowtide.reporting.report import Report
-from tests.planning.traces import gpt_trace
+from tests.planning.traces import changed, gpt_trace
 
 HOSTILE = (
     "<script>document.title='broken'</script>",
@@ -37,7 +37,7 @@ def hostile_report() -> Report:
         name = HOSTILE[j % len(HOSTILE)]
         pinned = name if j % 9 == 0 else None
         ops[j] = replace(op, module=f"{op.module}.{name}", name=f"aten.{name}", pinned=pinned)
-    return report_of(replace(trace, ops=tuple(ops), note=HOSTILE[3], device=HOSTILE[0]), names=HOSTILE)
+    return report_of(changed(trace, ops=tuple(ops), note=HOSTILE[3], device=HOSTILE[0]), names=HOSTILE)
 
 
 def report_of(trace: Trace, names: tuple[str, ...] = tuple(BASELINES)) -> Report:

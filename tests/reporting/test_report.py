@@ -10,9 +10,8 @@ from rich.console import Console
 
 from lowtide._errors import ArgumentError, MissingPackageError
 from lowtide.planning import solve
-from lowtide.records import TRACE_VERSION, Trace
 from lowtide.reporting.report import Report
-from tests.planning.traces import gpt_trace
+from tests.planning.traces import gpt_trace, make_trace
 
 from .reports import gpt_report, hostile_report
 
@@ -88,7 +87,7 @@ def test_a_long_list_of_modules_is_shortened_with_sums():
 
 
 def test_a_report_of_a_step_without_ops():
-    empty = Trace(TRACE_VERSION, (), (), (), (), 1.0, 0)
+    empty = make_trace()
     report = Report.of(empty, solve(empty, 1))
     assert "no ops" in printed(report)
     assert "no ops" in report.to_html()

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 
 from lowtide.planning import simulate, solve
-from lowtide.records import TRACE_VERSION, Trace
 from lowtide.reporting.timeline import BACKWARD, CATEGORIES, FORWARD, REPLAY, build_timeline
 from tests.planning.test_offload import links, offloading
 from tests.planning.test_simulator import step, traces_with_decisions
-from tests.planning.traces import gpt_trace
+from tests.planning.traces import gpt_trace, make_trace
 
 COLUMN = {name: number for number, name in enumerate(CATEGORIES)}
 
@@ -121,6 +120,6 @@ def test_memory_that_backward_allocates_and_does_not_free_counts_as_gradients():
 
 
 def test_a_step_without_ops_has_no_intervals():
-    timeline = build_timeline(Trace(TRACE_VERSION, (), (), (), (), 1.0, 0), [])
+    timeline = build_timeline(make_trace(), [])
     assert timeline.intervals == ()
     assert timeline.duration_s == 0.0

@@ -1,7 +1,7 @@
 """The runtime: all state of one process.
 
-It owns the memory of each device, the open scopes, the watched backward passes and the fitted models. Code that opens
-a scope or a step asks for the current runtime once and passes parts of it on. Tests use a fresh one:
+A runtime owns the memory of each device, the open scopes, the watched backward passes and the fitted models. Code that
+opens a scope or a step calls `current_runtime` once and passes parts of the runtime on. Tests use a fresh one:
 `with fresh_runtime(): ...`.
 """
 
@@ -29,7 +29,7 @@ class Runtime:
         self.backward = BackwardWatcher()
         self.module_hooks = ModuleHooks()
         self.last_context: ReplayContext | None = None
-        """Of the scope that was opened last, in any thread."""
+        """The context of the scope that was opened last, in any thread."""
         self.fitting: Any = None
         """Open steps and fitted models (`lowtide.fitting`), created on first use."""
         self._memories: dict[torch.device, DeviceMemory] = {}
@@ -52,7 +52,7 @@ class Runtime:
         """Count the state of an optimizer."""
         for memory in list(self._memories.values()):
             for state in optimizer.state.values():
-                memory.ledger.see_all(state.values() if isinstance(state, dict) else ())
+                memory.ledger.count_all(state.values() if isinstance(state, dict) else ())
 
     def _count_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.count_optimizer(optimizer)
@@ -62,13 +62,13 @@ class Runtime:
         return self._recorders.get(threading.get_ident())
 
     def open_scope(self, recorder: Recorder) -> None:
-        """A scope has been opened in this thread."""
+        """Make `recorder` the current one of this thread."""
         self.module_hooks.track(recorder.tracker)
         self._recorders[threading.get_ident()] = recorder
         self.last_context = recorder.context
 
     def close_scope(self) -> None:
-        """The scope of this thread is being closed."""
+        """Remove the recorder of this thread."""
         self._recorders.pop(threading.get_ident(), None)
         self.module_hooks.untrack()
 
@@ -89,7 +89,7 @@ def current_runtime() -> Runtime:
 
 @contextlib.contextmanager
 def fresh_runtime() -> Iterator[Runtime]:
-    """Use a new runtime inside the block, for tests. Scopes and fitted models outside are not seen."""
+    """Use a new runtime inside the block, for tests. It has no scopes and no fitted models."""
     global _current
     outer, _current = _current, Runtime()
     try:

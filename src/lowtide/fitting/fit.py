@@ -101,11 +101,11 @@ def fit(
         recording_costs()  # measured before the first step, so that its tensors do not count against the budget
     plan_cache = PlanCache(Path(cache)) if cache is not None else None
     state = FittedModel(model, limit, optimizer, store, shared_chooser(codecs), plan, plan_cache, verify)
-    registry.enter(model, state)
+    registry.add(model, state)
     return model
 
 
 def unfit(model: M) -> M:
     """The model as it was before `fit`; nothing happens if it was not fitted."""
-    registry.leave(model)
+    registry.remove(model)
     return model

@@ -28,7 +28,7 @@ from ..records import Plan
 from ..reporting.fit_report import FitReport
 from ..stores import Store
 from .families import StepFamily, signature_of
-from .make_plan import planning_progress, shift, solve_with_caution
+from .make_plan import planning_progress, shift, solve_with_margin
 from .plan_cache import PlanCache, key_of
 from .steps import Step, fitting_state
 
@@ -229,7 +229,7 @@ class FittedModel:
         try:
             with planning_progress() as say:
                 limit = self.limit_bytes - family.margin_bytes
-                family.plan = solve_with_caution(shifted, limit, say, self.store, self._codecs)
+                family.plan = solve_with_margin(shifted, limit, say, self.store, self._codecs)
         except BudgetError as error:
             # The online budget has just held the step, by recomputing some values several times.
             family.online = True
@@ -266,9 +266,9 @@ class FittedModel:
 
     def _count_bytes(self, memory: DeviceMemory, model: nn.Module, args: Any, kwargs: Any) -> int:
         """Return the bytes alive before the step."""
-        memory.census()
-        memory.ledger.see_module(model)
-        memory.ledger.see_all(tree_leaves((args, kwargs)))
+        memory.recount()
+        memory.ledger.count_module(model)
+        memory.ledger.count_all(tree_leaves((args, kwargs)))
         if self.optimizer is not None:
             current_runtime().count_optimizer(self.optimizer)
         return memory.ledger.live_bytes

@@ -21,7 +21,7 @@ from ..stores.names import resolve
 log = logging.getLogger("lowtide")
 
 _DEADLINE_S = 20.0
-CAUTION = 200
+MARGIN = 200
 """A plan leaves 1/200 of the limit free if possible, the accuracy of simulated bytes. Doubled: less margin."""
 
 
@@ -31,13 +31,12 @@ def shift(trace: Trace, nbytes: int) -> Trace:
         return trace
     return replace(
         trace,
-        ops=tuple(replace(op, other_bytes=max(0, op.other_bytes + nbytes)) for op in trace.ops),
-        unpacks=tuple(replace(unpack, other_bytes=max(0, unpack.other_bytes + nbytes)) for unpack in trace.unpacks),
+        events=tuple(replace(event, other_bytes=max(0, event.other_bytes + nbytes)) for event in trace.events),
         peak_bytes=max(0, trace.peak_bytes + nbytes),
     )
 
 
-def solve_with_caution(
+def solve_with_margin(
     trace: Trace,
     limit_bytes: int,
     say: Callable[[str], None],
@@ -50,7 +49,7 @@ def solve_with_caution(
         limit_bytes,
         link=link_to(store),
         codec_costs=codec_costs_for(trace, codecs),
-        leave_free_bytes=limit_bytes // CAUTION,
+        leave_free_bytes=limit_bytes // MARGIN,
         deadline_s=_DEADLINE_S,
         progress=say,
     )

@@ -135,12 +135,12 @@ def profile(
         raise ArgumentError("a step cannot be profiled inside a scope of lowtide: do it before")
     device = device_of(model)
     memory = runtime.memory(device)
-    with torch.enable_grad(), _as_it_was(model) as spare:
-        memory.census()
-        memory.ledger.see_everything()  # profiles are rare, so the full count is worth its time
-        memory.ledger.see_module(model)
-        memory.ledger.see_all(tree_leaves(batch))
-        memory.ledger.see_all(spare)
+    with torch.enable_grad(), _restored_afterwards(model) as spare:
+        memory.recount()
+        memory.ledger.count_everything()  # profiles are rare, so the full count is worth its time
+        memory.ledger.count_module(model)
+        memory.ledger.count_all(tree_leaves(batch))
+        memory.ledger.count_all(spare)
         spare_bytes = sum(t.untyped_storage().nbytes() for t in spare)
         limit = min(_UNLIMITED, limit_bytes + spare_bytes)
         strategy = profile_strategy(memory, limit, None, None)
@@ -182,7 +182,7 @@ def _loss_of(output: Any, loss: Loss | None) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[list[torch.Tensor]]:
+def _restored_afterwards(model: nn.Module) -> Iterator[list[torch.Tensor]]:
     """Put the model and the generators back afterwards; yields the tensors that are held for that."""
     modes = {module: module.training for module in model.modules()}
     gradients = [(p, p.grad) for p in model.parameters() if p.grad is not None]

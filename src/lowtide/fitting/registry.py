@@ -32,12 +32,12 @@ class AfterForward:
             fitted.after_forward(failed=sys.exc_info()[0] is not None)
 
 
-def enter(model: nn.Module, fitted: FittedModel, *, hooked: bool = True) -> None:
+def add(model: nn.Module, fitted: FittedModel, *, hooked: bool = True) -> None:
     """Register a fitted model, in place of an earlier registration.
 
     Without `hooked` the caller announces the calls of the model.
     """
-    leave(model)
+    remove(model)
     state = fitting_state()
     state.models[model] = fitted
     if hooked:
@@ -48,7 +48,7 @@ def enter(model: nn.Module, fitted: FittedModel, *, hooked: bool = True) -> None
     state.wrap_backward()
 
 
-def leave(model: nn.Module) -> None:
+def remove(model: nn.Module) -> None:
     """Remove a model, if it is fitted."""
     state = fitting_state()
     fitted = state.models.pop(model, None)

@@ -17,12 +17,12 @@ from torch import nn
 
 from ..engine.memory.budget import MemoryBudget
 from ..engine.recording.backward import BackwardMode, NodeSpan, spans_reached
-from ..engine.recording.gradient_copies import copied
+from ..engine.recording.gradient_copies import copy_gradients
 from ..engine.recording.recorder import Recorder
 from ..engine.runtime import Runtime, current_runtime
 from ..engine.scopes.recording_scope import RecordingScope
 from ..engine.strategies.planned import PlannedStrategy
-from ..torch_compat import innermost_mode, makes_graph, next_node_number, saving_hooks, wrap_backward
+from ..torch_compat import creates_graph, innermost_hooks, innermost_mode, next_node_number, wrap_backward
 
 
 class Step:
@@ -47,7 +47,7 @@ class Step:
         self.span = NodeSpan(budget)
         self.started_s = time.perf_counter()
         # Modes and hooks are removed in the order of a stack. If others are active, this scope cannot stay open.
-        self.may_stay_open = innermost_mode() is None and saving_hooks() is None
+        self.may_stay_open = innermost_mode() is None and innermost_hooks() is None
         self._scope = RecordingScope(current_runtime(), recorder) if recorder is not None else None
         if self._scope is not None:
             self._scope.open()
@@ -122,9 +122,12 @@ class FittingState:
                 step.end_forward()
             passed = spans_reached(roots, [s.span for s in mine]) if mine else set()
             through = [s for s in mine if s.span in passed]
-            makes_a_graph = makes_graph((roots, *args))
+            creates_a_graph = creates_graph((roots, *args))
             try:
-                with _measured(through, makes_a_graph), copied(roots, _oldest_copied(through, makes_a_graph)):
+                with (
+                    _measured(through, creates_a_graph),
+                    copy_gradients(roots, _oldest_copied(through, creates_a_graph)),
+                ):
                     for step in through:
                         if step.planned is not None:
                             step.planned.backward_begins()
@@ -155,18 +158,18 @@ def is_in_forward() -> bool:
     return any(step.is_forward for step in fitting_state().steps_of_thread())
 
 
-def _measured(through: list[Step], makes_a_graph: bool) -> contextlib.AbstractContextManager[Any]:
+def _measured(through: list[Step], creates_a_graph: bool) -> contextlib.AbstractContextManager[Any]:
     """Measure the peak of backward, if all steps follow their plans and one of them has a meter."""
     recorded = [step for step in through if step.recorder is not None]
     meter = next((s.planned.meter for s in recorded if s.planned is not None and s.planned.meter is not None), None)
-    if meter is None or makes_a_graph or not all(step.follows_plan for step in recorded):
+    if meter is None or creates_a_graph or not all(step.follows_plan for step in recorded):
         return contextlib.nullcontext()
     return BackwardMode(meter)
 
 
-def _oldest_copied(through: list[Step], makes_a_graph: bool) -> int | None:
+def _oldest_copied(through: list[Step], creates_a_graph: bool) -> int | None:
     """Return the first autograd node of the steps whose plans copy gradients."""
-    if makes_a_graph:
+    if creates_a_graph:
         return None
     copying = [step for step in through if step.planned is not None and step.planned.copies_gradients]
     return min((step.span.first for step in copying), default=None)

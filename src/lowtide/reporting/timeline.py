@@ -273,7 +273,7 @@ def _split_other_bytes(trace: Trace, intervals: list[Interval], other_bytes: Byt
         return
     sources: dict[int, int] = {}
     for value in trace.values:
-        if value.op is None:
+        if value.made_at is None:
             sources[value.storage] = max(value.nbytes, sources.get(value.storage, 0))
     constant_bytes = int(other_bytes.min())
     parameters = min(constant_bytes, sum(sources.values()))

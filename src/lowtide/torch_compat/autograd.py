@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .dispatch import only_traced
+from .dispatch import is_tracing_only
 
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """The id of the backward pass that this thread is inside of, or -1."""
@@ -17,21 +17,21 @@ set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 """Whether autograd records, in this thread from now on: a setting, without the object that its public name makes."""
 
 
-def saving_hooks() -> Any:
+def innermost_hooks() -> Any:
     """The innermost pair of saved-tensor hooks of this thread, or None."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
-def saving_hooks_allowed() -> bool:
+def saved_tensor_hooks_allowed() -> bool:
     """Whether saved-tensor hooks can be used here: transforms of torch.func refuse them."""
     enabled: bool = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
     return enabled and torch._C._functorch.peek_interpreter_stack() is None
 
 
-def leave_hooks(pack: Any) -> None:
+def exit_hooks(pack: Any) -> None:
     """End the saved-tensor hooks with this `pack`, also where others have been entered above since."""
     above = []
-    while (top := saving_hooks()) is not None and top[0] != pack:
+    while (top := innermost_hooks()) is not None and top[0] != pack:
         above.append(top)
         torch._C._autograd._pop_saved_tensors_default_hooks()
     if top is not None:
@@ -89,18 +89,18 @@ def wrap_backward(wrapper: Callable[[Backward], Backward], *, outermost: bool = 
 
 def _run_backward(*args: Any, **kwargs: Any) -> Any:
     run = _original_backward[0]
-    if not only_traced():
+    if not is_tracing_only():
         for wrapper in _wrappers:
             run = wrapper(run)
     return run(*args, **kwargs)
 
 
-def makes_graph(args: tuple[Any, ...]) -> bool:
+def creates_graph(args: tuple[Any, ...]) -> bool:
     """Whether the backward pass with these arguments (see `wrap_backward`) is itself to be differentiated."""
     return len(args) > 3 and bool(args[3])  # tensors, their gradients, retain_graph, create_graph, ...
 
 
-def put_back_hook(handle: Any, hook: Callable[..., Any]) -> None:
+def reinstall_hook(handle: Any, hook: Callable[..., Any]) -> None:
     """Install a hook again that its handle has removed, under the number that it had."""
     handle.hooks_dict_ref()[handle.id] = hook
     for flags in handle.extra_dict_ref:  # such as "call it also after an error"

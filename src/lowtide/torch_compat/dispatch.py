@@ -31,7 +31,7 @@ def innermost_mode() -> Any:
     return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
 
 
-def leave_mode(mode: Any) -> None:
+def exit_mode(mode: Any) -> None:
     """End a dispatch mode, also one that others have been entered above since."""
     above = []
     while (top := innermost_mode()) is not None and top is not mode:
@@ -41,7 +41,7 @@ def leave_mode(mode: Any) -> None:
         torch._C._push_on_torch_dispatch_stack(other)
 
 
-def step_aside() -> None:
+def suspend_innermost_mode() -> None:
     """Take the innermost mode off this thread's stack until the backward node that is running now has ended.
 
     Some gradient formulas (of `prod`, for one) take another path while any dispatch mode is active, and
@@ -50,7 +50,7 @@ def step_aside() -> None:
     torch._C._pop_torch_dispatch_stack(None)
 
 
-def only_traced() -> bool:
+def is_tracing_only() -> bool:
     """Whether ops are traced here and nothing is computed, as when `torch.compile` makes a backward graph."""
     keys = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
@@ -65,7 +65,7 @@ def without_modes() -> AbstractContextManager[Any]:
 def kernel_of(func: Any) -> Callable[..., Any]:
     """What calling an op calls; a Python frame less, where it is called for every op of a model."""
     kernel: Callable[..., Any] = getattr(func, "_op", func)  # higher-order ops have none
-    if not _loses_count(func):
+    if not _skips_version_bump(func):
         return kernel
 
     @functools.wraps(kernel)
@@ -76,7 +76,7 @@ def kernel_of(func: Any) -> Callable[..., Any]:
     return counted
 
 
-def _loses_count(func: Any) -> bool:
+def _skips_version_bump(func: Any) -> bool:
     """Whether what this op writes would not count as written (`_version`) when it is called from a dispatch mode.
 
     Most ops that write count it in a layer above modes. `_foreach_add_` and others that write lists leave it to the

@@ -51,7 +51,7 @@ _storage_users: Callable[[int], int] = torch._C._storage_Use_Count
 _tensor_users: Callable[[torch.Tensor], int] = operator.methodcaller("_use_count")
 
 
-def is_alone(tensor: torch.Tensor) -> bool:
+def is_unshared(tensor: torch.Tensor) -> bool:
     """Whether no other tensor shares this one's storage, and nothing in C++ holds this tensor."""
     # Its storage's count has one more for the storage's own Python object.
     return _storage_users(storage_key(tensor.untyped_storage())) == 2 and _tensor_users(tensor) == 1

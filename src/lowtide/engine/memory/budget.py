@@ -22,7 +22,7 @@ from ..._units import format_bytes
 from ...codecs import Chooser
 from ...records.budget_report import BudgetReport
 from ...stores import Store
-from ...torch_compat import is_alone, storage_key
+from ...torch_compat import is_unshared, storage_key
 from ..ops import output_sizes
 from ..ops.facts import OpFacts
 from ..values.value import Tensor, Value
@@ -116,13 +116,13 @@ class MemoryBudget:
                     continue
                 row = rows.get(storage_key(storage))
                 if row is None or row.nbytes != storage.nbytes():
-                    ledger.see(a)
+                    ledger.count(a)
             elif kind in _SIMPLE:
                 key.append(a)
             elif kind is list and a and type(a[0]) is int:
                 key.append(tuple(a))
             else:
-                ledger.see_all((a,))
+                ledger.count_all((a,))
                 key.append(output_sizes.shapes_of((a,)))
         if kwargs:
             key.append(output_sizes.shapes_of(tuple(kwargs.items())))
@@ -138,9 +138,9 @@ class MemoryBudget:
             return
         ledger = self.ledger
         if type(out) is Tensor:
-            ledger.see(out)
+            ledger.count(out)
         else:
-            ledger.see_all(out if isinstance(out, (tuple, list)) else (out,))
+            ledger.count_all(out if isinstance(out, (tuple, list)) else (out,))
         signature, expected, before = token
         live = ledger.live_bytes
         if live - before > expected:
@@ -164,7 +164,7 @@ class MemoryBudget:
 
     def count(self, tensor: Tensor) -> None:
         """Count a tensor that the engine has allocated."""
-        self.ledger.see(tensor)
+        self.ledger.count(tensor)
 
     def make_room_to_start(self) -> None:
         """Evict what other scopes left, and raise `BudgetError` if parameters and data alone exceed the limit."""
@@ -247,7 +247,7 @@ class MemoryBudget:
             tensor = self.offloading.fetch(placement) if self.offloading is not None else placement.get()
         if placement.is_compressed or placement.has_failed:
             residency.placement = None
-        self.ledger.see(tensor)
+        self.ledger.count(tensor)
         self.own(value, tensor)
         return True
 
@@ -292,11 +292,11 @@ class MemoryBudget:
             evicted = False
             for value in eviction.least_first(members, self._score):
                 evicted |= self._evict_one(value)
-                leaving = offloading.leaving_bytes() if offloading is not None else 0
+                leaving = offloading.unwritten_bytes() if offloading is not None else 0
                 if self._free_bytes() + leaving >= wanted:
                     break
             if offloading is not None and self._free_bytes() < nbytes:
-                offloading.settle(nbytes - self._free_bytes())
+                offloading.wait_for_writes(nbytes - self._free_bytes())
                 for value in offloading.failed():
                     if value.recipe is not None and self._free_bytes() < nbytes:
                         self._drop(value)
@@ -309,7 +309,7 @@ class MemoryBudget:
         tensor = value.tensor
         if tensor is None or sys.getrefcount(tensor) > _SOLE_REFERENCES or not value.nbytes:
             return None
-        if not is_alone(tensor) and not is_being_written(value):
+        if not is_unshared(tensor) and not is_being_written(value):
             return None
         if value.recipe is not None:
             cost_us = eviction.cost_of_dropping(value, self.pool)

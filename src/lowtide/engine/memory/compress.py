@@ -45,7 +45,7 @@ class Compression:
         placement = put_by_choice(self.chooser, flat(value.tensor), _op_name(value))
         if placement is None:  # the measured sample was not like the whole
             return
-        self.ledger.see_all(placement.encoded.parts)
+        self.ledger.count_all(placement.encoded.parts)
         self.counts["compressed"] += 1
         self.counts["compressed bytes"] += value.nbytes
         self.counts["compressed to bytes"] += placement.encoded.nbytes

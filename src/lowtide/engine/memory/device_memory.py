@@ -14,7 +14,7 @@ from ...stores.speed import TransferCosts, measure_store, measure_transfer_costs
 from .eviction import Pace, Pool
 from .ledger import Ledger
 
-_CENSUS_SHARE = 0.005
+_RECOUNT_SHARE = 0.005
 """Share of the run time that counting all tensors may take. Doubled: new tensors are found twice as soon."""
 
 
@@ -28,20 +28,20 @@ class DeviceMemory:
         self.lock = threading.RLock()  # scopes evict each other's values
         self._paces: weakref.WeakKeyDictionary[Store, Pace] = weakref.WeakKeyDictionary()
         self._transfer_costs: weakref.WeakKeyDictionary[Store, TransferCosts] = weakref.WeakKeyDictionary()
-        self._census_lock = threading.Lock()
-        self._next_census_s = 0.0
+        self._recount_lock = threading.Lock()
+        self._next_recount_s = 0.0
 
-    def census(self) -> None:
+    def recount(self) -> None:
         """Count all tensors that Python knows, unless that was done recently.
 
         In between, a tensor is counted when an op makes or reads it, when its model runs, or after an optimizer step.
         """
-        with self._census_lock:
+        with self._recount_lock:
             start = time.perf_counter()
-            if start >= self._next_census_s:
-                self.ledger.see_everything()
+            if start >= self._next_recount_s:
+                self.ledger.count_everything()
                 end = time.perf_counter()
-                self._next_census_s = end + (end - start) / _CENSUS_SHARE
+                self._next_recount_s = end + (end - start) / _RECOUNT_SHARE
 
     def pace_of(self, store: Store) -> Pace | None:
         """Return the speed of a store, measured once. None while it cannot be written; the store has warned then."""

@@ -284,7 +284,7 @@ class Pool:
             if value is not None and value.tensor is not None:
                 found[id(value)] = value
             else:
-                self._leave(value)
+                self._removed(value)
                 members[location] = members[-1]
                 members.pop()
         return list(found.values()), False
@@ -299,14 +299,14 @@ class Pool:
                 found.append(value)
                 staying.append(member)
             else:
-                self._leave(value)
+                self._removed(value)
         self._members[:] = staying
         return found
 
     def clear(self) -> None:
         """Remove all members."""
         for value in self.all():
-            self._leave(value)
+            self._removed(value)
         self._members.clear()
 
     def is_empty(self) -> bool:
@@ -315,10 +315,10 @@ class Pool:
             value = self._members[-1]()
             if value is not None and value.tensor is not None:
                 return False
-            self._leave(value)
+            self._removed(value)
             self._members.pop()
         return True
 
-    def _leave(self, value: Value | None) -> None:
+    def _removed(self, value: Value | None) -> None:
         if value is not None and value.residency is not None:
             value.residency.is_pooled = False

@@ -1,7 +1,7 @@
 """The ledger: live tensor bytes of one device, and their peak.
 
 Each storage is one row, even if several tensors share it. The row is removed when the storage is freed, in any
-thread. The ledger counts the tensors it was shown. Workspace that a kernel allocates inside an op is not counted.
+thread. A tensor is counted once it is passed to `count`. Workspace that a kernel allocates inside an op is not counted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Ledger:
                 self._subtract_freed()
         return self._live
 
-    def see(self, tensor: torch.Tensor) -> None:
+    def count(self, tensor: torch.Tensor) -> None:
         """Count the storage of `tensor`, unless it is counted already or belongs to another device."""
         try:
             storage = tensor.untyped_storage()
@@ -75,34 +75,34 @@ class Ledger:
             if self._live > self.peak_bytes:
                 self.peak_bytes = self._live
 
-    def see_all(self, items: Iterable[Any]) -> None:
+    def count_all(self, items: Iterable[Any]) -> None:
         """Count the tensors among arguments or results, also inside lists."""
         for item in items:
             if isinstance(item, torch.Tensor):
-                self.see(item)
+                self.count(item)
             elif type(item) is list or type(item) is tuple:
-                self.see_all(item)
+                self.count_all(item)
 
-    def see_module(self, module: torch.nn.Module) -> None:
+    def count_module(self, module: torch.nn.Module) -> None:
         """Count the parameters, gradients and buffers of a model."""
         for parameter in module.parameters():
-            self.see(parameter)
+            self.count(parameter)
             if parameter.grad is not None:
-                self.see(parameter.grad)
+                self.count(parameter.grad)
         for buffer in module.buffers():
-            self.see(buffer)
+            self.count(buffer)
 
-    def see_everything(self) -> None:
+    def count_everything(self) -> None:
         """Count every tensor that Python knows: parameters, optimizer state, data. Takes tens of milliseconds."""
         for item in gc.get_objects():
             if issubclass(type(item), torch.Tensor) and _has_memory(item):
-                self.see(item)
+                self.count(item)
                 try:
                     gradient = item.grad if item.is_leaf else None
                 except RuntimeError:  # torch refuses to say for some views whose base was modified in place
                     continue
                 if gradient is not None:
-                    self.see(gradient)
+                    self.count(gradient)
 
     def start_peak(self) -> None:
         """Measure the peak from now on."""

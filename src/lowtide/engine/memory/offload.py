@@ -37,7 +37,7 @@ class Offloading:
         self._offloaded: list[
             tuple[int, weakref.ref[Value]]
         ] = []  # sorted by time of saving; the last is unpacked first
-        self._leaving: list[weakref.ref[Placement]] = []  # evicted, perhaps not written yet
+        self._unwritten: list[weakref.ref[Placement]] = []  # evicted, perhaps not written yet
         self._failed: list[weakref.ref[Value]] = []  # could not be written: in memory, held by the store
 
     def us_per_byte(self, value: Value) -> float:
@@ -53,7 +53,7 @@ class Offloading:
         self.fails = stats.fallbacks > self._fallbacks
         self.pace.moved(stats)
 
-    def settle(self, nbytes: int) -> None:
+    def wait_for_writes(self, nbytes: int) -> None:
         """Wait until `nbytes` of evicted values are written and their memory is free."""
         with self._waiting_time():
             self.store.drain(nbytes)
@@ -80,19 +80,19 @@ class Offloading:
         assert residency.placement is not None
         self.counts["offloaded"] += 1
         self._add_offloaded(value, weakref.ref(value))
-        self._leaving.append(weakref.ref(residency.placement))
+        self._unwritten.append(weakref.ref(residency.placement))
         value.release()
 
-    def leaving_bytes(self) -> int:
+    def unwritten_bytes(self) -> int:
         """Return the bytes of evicted values that are in memory only until they are written."""
         leaving = 0
         staying = []
-        for ref in self._leaving:
+        for ref in self._unwritten:
             placement = ref()
             if placement is not None and not placement.has_failed and placement.is_being_written():
                 staying.append(ref)
                 leaving += placement.nbytes
-        self._leaving = staying
+        self._unwritten = staying
         return leaving
 
     def failed(self) -> Iterator[Value]:

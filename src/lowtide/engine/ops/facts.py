@@ -65,6 +65,7 @@ class OpFacts:
     __slots__ = (
         "blank",
         "call",
+        "draws_binary",
         "elementwise",
         "func",
         "name",
@@ -77,7 +78,6 @@ class OpFacts:
         "seeded",
         "simple",
         "statistics",
-        "tosses_coins",
         "views",
         "writes",
     )
@@ -99,7 +99,7 @@ class OpFacts:
         self.blank = packet in _BLANK
         self.overwrites = packet in _OVERWRITERS or (bool(self.writes) and "out" in str(func._overloadname))
         self.rebinds = packet in _REBINDING
-        self.tosses_coins = packet in _COINS
+        self.draws_binary = packet in _COINS
         self.elementwise = packet in _ELEMENTWISE
         self.regathers = namespace == "fsdp"
         self.padded = _PADDED_RESULTS.get(packet, ())
@@ -117,7 +117,7 @@ class OpFacts:
         self.name = str(func)
         self.padded = ()
         self.views = self.statistics = self.blank = self.overwrites = self.rebinds = self.regathers = False
-        self.tosses_coins = self.elementwise = False
+        self.draws_binary = self.elementwise = False
         self.writes = ()
         self.seeded = False
         self.region = self.name == "inductor_compiled_code"

@@ -17,7 +17,7 @@ class Draw(NamedTuple):
     state: torch.Tensor
 
 
-def note(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
+def capture(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
     """The generator that a call with these arguments draws from, and the state it has now."""
     generator = kwargs.get("generator")
     if generator is None:

@@ -1,7 +1,7 @@
-"""Backward passes under a memory budget: the budget also holds after its scope has ended.
+"""Backward passes under a memory budget, also after the scope of the budget has ended.
 
-While evictable values are in memory, backward passes through the recorded graph run under a mode that makes room for
-each op. Other backward passes are not touched. The wrapper around backward is removed with the last value.
+While evictable values are in memory, backward passes through the recorded graph run under a mode that evicts values
+before each op. Other backward passes are not touched. The wrapper around backward is removed with the last value.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ...torch_compat import (
+    creates_graph,
     innermost_mode,
-    makes_graph,
     never_compile,
     next_node_number,
     node_number,
     running_node,
-    step_aside,
+    suspend_innermost_mode,
     wrap_backward,
 )
 from ..memory.budget import MemoryBudget
 from ..memory.eviction import Pool
 from ..ops.facts import FACTS, OpFacts, facts_of
-from .gradient_copies import copied
+from .gradient_copies import copy_gradients
 from .modes import EngineMode
 
 # Gradient formulas that take another path while any mode is active, and may then differ in the last bit.
@@ -45,7 +45,7 @@ class BackwardObserver(Protocol):
         """Run an op."""
 
     def view_ran(self) -> None:
-        """A view op runs: it allocates nothing."""
+        """Called for a view op, which allocates nothing."""
 
     def make_room(self, nbytes: int, what: str, strictly: bool = True) -> None:
         """Evict until `nbytes` more fit."""
@@ -73,11 +73,11 @@ class BackwardMode(EngineMode):  # type: ignore[no-untyped-call]
 never_compile(BackwardMode.__torch_dispatch__)
 
 
-def step_aside_for_formula(observer: BackwardObserver, unpacked: Tensor) -> None:
-    """Called after an unpack: leave the mode if it would change the bits of the running gradient formula."""
+def suspend_for_formula(observer: BackwardObserver, unpacked: Tensor) -> None:
+    """Suspend the mode after an unpack, if it would change the bits of the running gradient formula."""
     if is_mode_sensitive(running_node()):
         observer.make_room(2 * unpacked.nbytes, "a gradient formula", strictly=False)  # its ops are not watched
-        step_aside()
+        suspend_innermost_mode()
 
 
 @functools.cache  # a fact about gradient formulas
@@ -139,7 +139,7 @@ class BackwardWatcher:
             self._unwrap = wrap_backward(self._watched)
 
     def end(self, memory_budget: MemoryBudget) -> None:
-        """The scope has ended. Its values may still be in memory."""
+        """End the span of a scope. Its values may still be in memory."""
         for span in self._spans:
             if span.memory_budget is memory_budget:
                 span.end = next_node_number()
@@ -173,12 +173,12 @@ class BackwardWatcher:
             memory_budget = self._budget_of(roots)
             if memory_budget is None:
                 return original(roots, *args, **kwargs)
-            if makes_graph((roots, *args)):
-                # The nodes that this pass creates unpack no handle of ours, so no formula could be left alone.
+            if creates_graph((roots, *args)):
+                # The nodes that this pass creates unpack no handle, so the mode could not be suspended for them.
                 self._spans.clear()
             oldest = min((span.first for span in self._spans), default=None)
             try:
-                with BackwardMode(memory_budget), copied(roots, oldest, memory_budget.gradient_copied):
+                with BackwardMode(memory_budget), copy_gradients(roots, oldest, memory_budget.gradient_copied):
                     return original(roots, *args, **kwargs)
             finally:
                 self.end_if_done()

@@ -1,8 +1,8 @@
-"""In-place ops: what they overwrite, what must be copied first, and how a replay writes (Rules 6, 7 and 9).
+"""In-place ops: which values they overwrite, which they copy first, and how a replay writes (Rules 6, 7 and 9).
 
-An in-place op ends one value of a storage and begins the next one. Recipes recorded earlier may still need the old
-value: it is copied, or recomputed later. The new value can be recomputed if the old one can, or if the op
-overwrites the storage completely.
+An in-place op ends one value of a storage and begins the next one. Earlier recipes may still need the old value, which
+is then copied, or recomputed later. The new value can be recomputed if the old one can, or if the op overwrites the
+storage completely.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Written:
     ) -> None:
         self.tensor = tensor
         self.storage = tensor.untyped_storage()
-        self.target = target  # what a replay writes; None if the op cannot be replayed
+        self.target = target  # the argument that a replay writes; None if the op cannot be replayed
         self.replaced = replaced  # the old value, if the new one can be recomputed
         self.exclusive = exclusive  # no other recipe or handle uses the old value
         self.inside = inside  # the storage was made in this scope
@@ -50,7 +50,7 @@ class Targets:
         self._targets = {id(w.tensor): w.target for w in writes}
         self._values = {storage_key(w.storage): w.target.value for w in writes if isinstance(w.target, Ref)}
 
-    def stands_for(self, tensor: Tensor) -> Ref | Scratch | None:
+    def target_of(self, tensor: Tensor) -> Ref | Scratch | None:
         """Return the target of a written argument, or the old value for another view of the same memory."""
         target = self._targets.get(id(tensor))
         if target is not None:
@@ -72,9 +72,9 @@ def prepare(
     *,
     is_kept: bool,
 ) -> tuple[Written, ...]:
-    """Called before an op writes: copy what recipes still need, and find how a replay would write.
+    """Prepare for the writes of an op: copy values that recipes still need, and find how a replay would write.
 
-    `is_kept`: the new values are kept, so the op will not be replayed.
+    With `is_kept` the new values are kept, so the op will not be replayed.
     """
     tensors = written_tensors(facts, args, kwargs)
     writes = tuple(_prepare_one(t, table, context, facts, args, kwargs, is_kept) for t in tensors)
@@ -98,7 +98,7 @@ def _prepare_one(
     value = entry.value() if entry is not None else None
     exclusive = value is None or value.n_references == 0
     inside = value is not None and value.origin is not None
-    rescue(value, context)
+    preserve(value, context)
     if is_kept:
         return Written(tensor, None, None, exclusive, inside)
     if facts.statistics:
@@ -112,7 +112,7 @@ def _prepare_one(
     return Written(tensor, None, None, exclusive, inside)
 
 
-def rescue(value: Value | None, context: ReplayContext) -> None:
+def preserve(value: Value | None, context: ReplayContext) -> None:
     """Protect a value that recipes still need from being overwritten: copy it, or recompute it later."""
     if value is None:
         return
@@ -180,5 +180,5 @@ def _reads(storage: torch.UntypedStorage, facts: OpFacts, args: tuple[Any, ...],
 def _key_or_none(tensor: Tensor) -> int | None:
     try:
         return storage_key(tensor.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # sparse, wrapped: it shares no storage with anything
+    except (NotImplementedError, RuntimeError):  # sparse and wrapper tensors share no storage
         return None

@@ -1,8 +1,8 @@
-"""Which value each tensor contains, as far as the recorder knows.
+"""Known memory: which value each tensor contains.
 
-The table of live storages is the knowledge (Rule 3). A storage that is not in it came from outside. A storage that was
-written without a recorded op is removed from it, and counts as a source from then on (Rule 9). Tensors without their
-own memory are foreign (Rule 14).
+Values are looked up in the table of live storages (Rule 3). A storage that is not in the table came from outside. A
+storage that was written without a recorded op is removed from the table, and is a source from then on (Rule 9).
+Tensors without a storage are foreign (Rule 14).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KnownMemory:
         if entry is None:
             return storage, None
         value = entry.strong or entry.value()
-        if self._verifier is not None and value is not None and self._verifier.changed_unseen(value, storage):
+        if self._verifier is not None and value is not None and self._verifier.changed_unrecorded(value, storage):
             del self.table[entry.key]  # Rule 9
             return storage, None
         return storage, value
@@ -72,14 +72,14 @@ class KnownMemory:
             entry = self.table.get(storage_key(storage)) if storage is not None else None
             if entry is not None:
                 if facts.rebinds:
-                    inplace.rescue(entry.value(), self._context)
+                    inplace.preserve(entry.value(), self._context)
                 self.table.pop(entry.key, None)
 
     def recompute_us(self, tensors: list[Tensor]) -> float:
         """Return an upper bound on the time to replay everything that these tensors need."""
         values = set()
         for tensor in tensors:
-            # Not `lookup`: the op has just written some of them, which would look like an unseen write.
+            # Not `lookup`: the op has just written some of them, which would look like an unrecorded write.
             storage = self.storage_of(tensor)
             entry = self.table.get(storage_key(storage)) if storage is not None else None
             values.add(entry.value() if entry is not None else None)

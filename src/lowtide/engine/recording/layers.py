@@ -1,7 +1,7 @@
 """Which modules of a model are its layers.
 
-Given by the user as modules, a class or name patterns, or found: the repeated blocks. Finding is a
-heuristic over the module tree and never a matter of correctness: it only decides what is kept.
+The user names them as modules, a class or name patterns. Otherwise the repeated blocks are found by a heuristic over
+the module tree. A wrong result only changes which values are kept, never the gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..._errors import ArgumentError
 
 
 def layers_of(root: nn.Module, wanted: Any = None) -> list[nn.Module]:
-    """The layers of `root`: those that `wanted` names, or the repeated blocks."""
+    """Return the layers of `root` that `wanted` names, by default the repeated blocks."""
     if wanted is None:
         return repeated_blocks(root)
     if isinstance(wanted, type) and issubclass(wanted, nn.Module):
@@ -38,11 +38,11 @@ def layers_of(root: nn.Module, wanted: Any = None) -> list[nn.Module]:
 
 
 def repeated_blocks(root: nn.Module) -> list[nn.Module]:
-    """The children of the outermost lists that repeat a class of module.
+    """Return the children of the outermost lists that repeat a class of module.
 
-    A stage that contains such a list of blocks directly (ResNet, Swin, U-Net) is replaced by its blocks,
-    which are the finer grain; a mixture of experts deeper inside a block is left alone. Where nothing
-    repeats, a list of one is taken for a block that is called again and again (ALBERT).
+    A stage that contains such a list of blocks directly (ResNet, Swin, U-Net) is replaced by its blocks. A mixture of
+    experts deeper inside a block is not. If nothing repeats, a list of one is a block that is called repeatedly
+    (ALBERT).
     """
     return _outermost(root, _repeats) or _outermost(root, _is_list_of_one)
 
@@ -59,7 +59,7 @@ def _outermost(root: nn.Module, is_stack: Callable[[nn.Module], bool]) -> list[n
 
 
 def _repeats(container: nn.Module) -> bool:
-    """Whether this is a list of modules, some class of which stands there twice or more, with parameters."""
+    """Whether this is a list of modules in which a class with parameters occurs at least twice."""
     if not isinstance(container, (nn.ModuleList, nn.Sequential)):
         return False
     classes = Counter(type(m) for m in container.children() if next(m.parameters(), None) is not None)

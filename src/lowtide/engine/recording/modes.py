@@ -1,4 +1,4 @@
-"""The dispatch modes of lowtide, as far as they are alike: they leave compiled code compiled."""
+"""The base class of lowtide's dispatch modes. Compiled code stays compiled under them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class EngineMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that sees ops below autograd, and a compiled region as a whole."""
+    """A mode that receives ops below autograd, and a compiled region as one op."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let compiled regions run compiled: what they make is opaque to us, and so a source (Rule 9)."""
+        """Let compiled regions run compiled. Their results are opaque memory, so they are sources (Rule 9)."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """The default wraps every dispatch in a call that costs 3 µs; `torch_compat.never_compile` does not."""
+        """Return False: the default wraps every dispatch in a call that costs 3 µs. See `torch_compat.never_compile`."""
         return False

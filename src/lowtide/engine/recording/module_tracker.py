@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 
 from ...policies import Policy
-from ...torch_compat import put_back_hook
+from ...torch_compat import reinstall_hook
 from ..values.value import Location
 from .layers import layers_of
 
@@ -47,7 +47,7 @@ class ModuleTracker:
         self._names_by_root: dict[int, tuple[weakref.ref[nn.Module], _ModuleNames]] = {}
 
     def enter(self, module: nn.Module) -> None:
-        """The forward of a module begins."""
+        """Called when the forward of a module begins."""
         here = self.location
         if not self._stack:
             self._names = self._names_of(module)
@@ -65,7 +65,7 @@ class ModuleTracker:
             self.location = Location(path, here.layer, here.keeps_inputs, outside_layers)
 
     def leave(self) -> None:
-        """The forward of a module ends, also by an exception."""
+        """Called when the forward of a module ends, also by an exception."""
         if self._stack:
             outside_layers = self.location.outside_layers
             self.location = self._stack.pop()
@@ -112,7 +112,7 @@ class ModuleHooks:
             self._hooks.append((nn_module.register_module_forward_pre_hook(before), before))
             self._hooks.append((nn_module.register_module_forward_hook(after, always_call=True), after))
         for handle, hook in self._hooks:
-            put_back_hook(handle, hook)
+            reinstall_hook(handle, hook)
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():

@@ -1,9 +1,9 @@
 """The recorder: a dispatch mode below autograd that records how each value of a forward pass can be recomputed.
 
-It never changes what an op computes. It holds the user's memory only for recipes that need it (Rule 5). Ops of a
-backward pass that runs while it is active are not recorded. Values that it does not understand are kept (Rules 9 and
-14). What to do with each op and each saved tensor is decided by its strategy. This is the hot path: every op of a
-model passes through `__torch_dispatch__`.
+It never changes the result of an op. It holds the user's memory only for recipes that need it (Rule 5). Ops of a
+backward pass that runs while it is active are not recorded. Opaque memory and foreign tensors are kept (Rules 9 and
+14). Its strategy decides about each op and each saved tensor. This is the hot path: every op of a model passes through
+`__torch_dispatch__`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         strategy.after_op(facts, out, token)
         return out
 
-    def _dispatch(self, func: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # Hot path, so not split: a call per op costs more than it clarifies.
+    def _dispatch(  # noqa: C901, PLR0912
+        self, func: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if graph_task() != -1:
             return self._run_in_backward(facts, args, kwargs)
         strategy = self.strategy
@@ -93,7 +96,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
             if facts.region:
                 return self._run_compiled_region(func, args, kwargs)
             if facts.seeded and strategy.decision is not KEEP:
-                draw = rng.note(args, kwargs)
+                draw = rng.capture(args, kwargs)
             if facts.rebinds:
                 self.memory.forget(facts, args, kwargs)
                 return facts.call(*args, **kwargs)
@@ -249,7 +252,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         try:
             for a in args:
                 if isinstance(a, Tensor):
-                    ref = (targets and targets.stands_for(a)) or self._refer(a)
+                    ref = (targets and targets.target_of(a)) or self._refer(a)
                     recorded.append(ref)
                     if type(ref) is Ref:
                         refs.append(ref)
@@ -286,7 +289,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         recorded = []
         for a in items:
             if isinstance(a, Tensor):
-                a = (targets and targets.stands_for(a)) or self._refer(a)
+                a = (targets and targets.target_of(a)) or self._refer(a)
                 if type(a) is Ref:
                     refs.append(a)
             elif type(a) is list or type(a) is tuple:
@@ -298,7 +301,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         """Return a reference to the present content of `tensor`. A kept value is held from now on (Rule 5)."""
         storage, value = self.memory.lookup(tensor)
         if storage is None:
-            raise ForeignArgumentError(f"it takes a {type(tensor).__name__} that the engine does not understand")
+            raise ForeignArgumentError(f"it takes a {type(tensor).__name__}, which has no storage")
         if value is None:
             value = self._table.put_source(tensor, storage)
         elif (held := value.tensor) is not None:
@@ -317,7 +320,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         return self.strategy.save(tensor, storage, value)
 
     def handle(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> Handle | Kept:
-        """Return a handle on a value as it was decided when it was made."""
+        """Return a handle that follows the decision made when the value was recorded."""
         if value is None or storage is None:
             self._counts.saved_from_outside()
             return Kept(tensor, None)
@@ -334,7 +337,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         return Handle(Ref(value, tensor), self.context)
 
     def hold(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
-        """Keep a value from now on, whatever was decided when it was made."""
+        """Keep a value from now on, regardless of the decision when it was recorded."""
         if self.strategy.take_over(value, tensor):
             return
         if value.counted and value.recipe is not None:

@@ -54,7 +54,7 @@ class Verifier:
 
     def _count(self, *made: Any) -> None:
         if self._memory_budget is not None:
-            self._memory_budget.ledger.see_all(made)
+            self._memory_budget.ledger.count_all(made)
 
     def check(
         self,
@@ -106,7 +106,7 @@ class Verifier:
                 if value is not None:
                     value.recipe = None
 
-    def changed_unseen(self, value: Value, storage: torch.UntypedStorage) -> bool:
+    def changed_unrecorded(self, value: Value, storage: torch.UntypedStorage) -> bool:
         """Whether the memory of a value that would be recomputed has changed without a recorded op."""
         known = self._fingerprints.get(value)
         if known is None or value.recipe is None or value.tensor is not None:
@@ -116,21 +116,21 @@ class Verifier:
         if now == known:
             return False
         assert value.origin is not None
-        self._counts.pin(value.origin, "its memory was written by something that the recorder does not see")
+        self._counts.pin(value.origin, "its memory was written without a recorded op")
         return True
 
 
 # Not a closure in `check`: a recursive closure is a reference cycle, which would hold the copies until collected.
-def _build(noted: Any, live: Any, private: dict[int, Tensor], overwritten: dict[int, Tensor]) -> Any:
+def _build(recorded: Any, live: Any, private: dict[int, Tensor], overwritten: dict[int, Tensor]) -> Any:
     """Return an argument for the replay: the live one, a copy of the overwritten one, or scratch memory."""
-    if isinstance(noted, Ref):
-        return noted.over(overwritten.get(storage_key(live.untyped_storage()), live))
-    if isinstance(noted, Scratch):
-        base = private[id(noted)] = torch.zeros(noted.nbytes, dtype=torch.uint8, device=noted.device)
-        return view_of(base, noted.dtype, noted.size, noted.stride, noted.offset)
-    if isinstance(noted, list):
-        return [_build(n, a, private, overwritten) for n, a in zip(noted, live, strict=True)]
-    return noted
+    if isinstance(recorded, Ref):
+        return recorded.over(overwritten.get(storage_key(live.untyped_storage()), live))
+    if isinstance(recorded, Scratch):
+        base = private[id(recorded)] = torch.zeros(recorded.nbytes, dtype=torch.uint8, device=recorded.device)
+        return view_of(base, recorded.dtype, recorded.size, recorded.stride, recorded.offset)
+    if isinstance(recorded, list):
+        return [_build(n, a, private, overwritten) for n, a in zip(recorded, live, strict=True)]
+    return recorded
 
 
 def _live(value: Value, recipe: Recipe, outs: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -145,25 +145,25 @@ def _live(value: Value, recipe: Recipe, outs: Sequence[Any], args: tuple[Any, ..
 
 def _find(target: Ref | Scratch, recipe: Recipe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Return the live argument at the position of `target` in the recipe."""
-    for noted, live in [
+    for recorded, live in [
         *zip(recipe.args, args, strict=True),
         *((n, kwargs[k]) for k, n in (recipe.kwargs or {}).items()),
     ]:
-        if noted is target:
+        if recorded is target:
             return live  # type: ignore[no-any-return]
-        if isinstance(noted, list):
-            for n, a in zip(noted, live, strict=True):
+        if isinstance(recorded, list):
+            for n, a in zip(recorded, live, strict=True):
                 if n is target:
                     return a  # type: ignore[no-any-return]
     raise AssertionError(f"{recipe.origin} writes an argument that it was not given")
 
 
-def _same(first: Tensor, released: Tensor) -> bool:
-    return first.stride() == released.stride() and _same_bytes(first, released)
+def _same(first: Tensor, replayed: Tensor) -> bool:
+    return first.stride() == replayed.stride() and _same_bytes(first, replayed)
 
 
-def _same_bytes(first: Tensor, released: Tensor) -> bool:
-    return torch.equal(_bytes(first), _bytes(released))
+def _same_bytes(first: Tensor, replayed: Tensor) -> bool:
+    return torch.equal(_bytes(first), _bytes(replayed))
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class budget:  # noqa: N801  (used like a function: `with budget("2 GiB"):`)
     def open_budget(self) -> MemoryBudget:
         """Return a new memory budget. Raises `BudgetError` if parameters and data alone exceed it."""
         memory = current_runtime().memory()
-        memory.census()
+        memory.recount()
         memory_budget = MemoryBudget(memory, self.limit_bytes, self._store, self._chooser)
         memory_budget.make_room_to_start()
         return memory_budget

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ...policies import Policy
-from ...torch_compat import graph_task, innermost_mode, leave_hooks, leave_mode, step_aside
+from ...torch_compat import exit_hooks, exit_mode, graph_task, innermost_mode, suspend_innermost_mode
 from ..memory.budget import MemoryBudget
-from ..recording.backward import step_aside_for_formula
+from ..recording.backward import suspend_for_formula
 from ..recording.module_tracker import ModuleTracker
 from ..recording.recorder import Recorder
 from ..recording.verifier import Verifier
@@ -72,8 +72,8 @@ class RecordingScope:
         assert self._hooks is not None
         self._hooks = None
         self.runtime.close_scope()
-        leave_mode(self.recorder)
-        leave_hooks(self.recorder.pack)
+        exit_mode(self.recorder)
+        exit_hooks(self.recorder.pack)
         self.recorder.close()
         budget = self.recorder.strategy.memory_budget
         if budget is not None:
@@ -87,8 +87,8 @@ def _unpack(handle: Handle | Kept) -> Tensor:
     if watches is None:  # not a mode of lowtide
         return handle.unpack()
     if not watches:
-        step_aside()
+        suspend_innermost_mode()
         return handle.unpack()
     tensor = handle.unpack()
-    step_aside_for_formula(mode.observer, tensor)
+    suspend_for_formula(mode.observer, tensor)
     return tensor

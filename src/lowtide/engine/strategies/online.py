@@ -97,4 +97,4 @@ class OnlineStrategy(Strategy):
 
     def root_called(self, root: torch.nn.Module) -> None:
         """Count the parameters of a model."""
-        self.memory_budget.ledger.see_module(root)
+        self.memory_budget.ledger.count_module(root)

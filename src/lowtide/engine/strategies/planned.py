@@ -37,15 +37,15 @@ class StepMeter:
         self.ledger = ledger
         self.peak_bytes = ledger.live_bytes
 
-    def saw(self, out: Any, extra_bytes: int = 0) -> None:
+    def count(self, out: Any, extra_bytes: int = 0) -> None:
         """Count results. `extra_bytes` were alive in addition while they were made."""
-        self.ledger.see_all(out if isinstance(out, (tuple, list)) else (out,))
+        self.ledger.count_all(out if isinstance(out, (tuple, list)) else (out,))
         self.peak_bytes = max(self.peak_bytes, self.ledger.live_bytes + extra_bytes)
 
     def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op and count its results."""
         out = facts.call(*args, **kwargs)
-        self.saw(out)
+        self.count(out)
         return out
 
     def view_ran(self) -> None:
@@ -91,7 +91,7 @@ class PlannedStrategy(Strategy):
     def after_op(self, facts: OpFacts, out: Any, token: Any) -> None:
         """Measure the live bytes."""
         assert self.meter is not None
-        self.meter.saw(out)
+        self.meter.count(out)
 
     def decide(self, op: RecordedOp) -> Decision:
         """Return the planned decision. Ops after the end of the plan are kept."""
@@ -117,7 +117,7 @@ class PlannedStrategy(Strategy):
         self.left_at = number
         recorder = self.recorder
         recorder.context.use_budget(self.memory_budget)
-        self.memory_budget.ledger.see_everything()
+        self.memory_budget.ledger.count_everything()
         self._on_left(self.memory_budget)
         recorder.strategy = OnlineStrategy(self.memory_budget)
         recorder.strategy.start(recorder)

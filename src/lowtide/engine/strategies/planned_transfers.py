@@ -33,7 +33,7 @@ from ..values.view import flat
 class Meter(BackwardObserver, Protocol):
     """Measures live bytes."""
 
-    def saw(self, out: Any, extra_bytes: int = 0) -> None:
+    def count(self, out: Any, extra_bytes: int = 0) -> None:
         """Count tensors. `extra_bytes` were alive in addition while they were made."""
 
 
@@ -99,7 +99,7 @@ class PlannedTransfers:
         residency_of(value).placement = placement
         if self._meter is not None:
             parts = placement.encoded.parts if placement is not None else ()
-            self._meter.saw(parts, _workspace(placement, value, codecs))
+            self._meter.count(parts, _workspace(placement, value, codecs))
 
     def op_done(self, number: int) -> None:
         """An op has run. Wait for the writes that must be finished before the next one."""
@@ -121,12 +121,12 @@ class PlannedTransfers:
             residency.placement = None
             if self._meter is not None and value.tensor is not None:
                 # `placement` still holds the compressed bytes here, as decompression did.
-                self._meter.saw(value.tensor, _workspace(placement, value, self._codecs_for(value, value.tensor)))
+                self._meter.count(value.tensor, _workspace(placement, value, self._codecs_for(value, value.tensor)))
             return True
         tensor = placement.get()
         value.own(tensor)
         if self._meter is not None:
-            self._meter.saw(tensor)
+            self._meter.count(tensor)
         if self._prefetch_at and value.origin is not None:
             self._prefetch(value.origin.number)
         return True

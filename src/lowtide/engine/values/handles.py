@@ -1,10 +1,10 @@
-"""Handles: what autograd holds instead of a saved tensor."""
+"""Handles: the objects that autograd holds instead of saved tensors."""
 
 from __future__ import annotations
 
 from ..._errors import StaleSourceError
 from ...torch_compat import below_autograd, new_alias, version_of, watched_alias_above_kernels
-from .replay import make, stale_error
+from .replay import materialize, stale_error
 from .replay_context import BudgetForReplay, ReplayContext
 from .retention import Retention
 from .value import Origin, Tensor, describe
@@ -12,7 +12,7 @@ from .view import Ref
 
 
 class Kept:
-    """A handle on a tensor that stays in memory: what plain autograd does, with its version check."""
+    """A handle on a tensor that stays in memory, with the version check of plain autograd."""
 
     __slots__ = ("__weakref__", "origin", "tensor", "version")
 
@@ -28,10 +28,10 @@ class Kept:
     def unpack(self) -> Tensor:
         """Return the saved tensor. Raises `StaleSourceError` if it was modified (hooks disable torch's own check)."""
         if version_of(self.tensor) != self.version:
-            made = f", made by {self.origin}," if self.origin is not None else ""
+            made_by = f", made by {self.origin}," if self.origin is not None else ""
             raise StaleSourceError(
                 f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{describe(self.tensor)}{made} is at version {version_of(self.tensor)}; "
+                f"{describe(self.tensor)}{made_by} is at version {version_of(self.tensor)}; "
                 f"version {self.version} was saved for backward. Modify a copy, or modify it after backward."
             )
         return self.tensor
@@ -56,7 +56,7 @@ class Handle:
             tensor = value.tensor
             if tensor is None:
                 with below_autograd():
-                    make(value, context)
+                    materialize(value, context)
                     assert value.tensor is not None
                     return ref.over(value.tensor)
             if value.version >= 0 and (why := value.changed()):
@@ -72,7 +72,7 @@ class Handle:
         with below_autograd():
             memory_budget.unpack_begins()
             if value.tensor is None:
-                make(value, context)
+                materialize(value, context)
             elif value.version >= 0 and (why := value.changed()):
                 raise stale_error(value, why, "it was saved for backward", context)
             tensor = value.tensor  # this reference protects it from eviction

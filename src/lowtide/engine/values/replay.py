@@ -1,8 +1,8 @@
-"""Replay: recompute a value by running only the ops it needs.
+"""Replay: recompute a value by running only the ops that it depends on.
 
 Each op runs at most once for a value that is still in use, below autograd, with the generator state and settings of
-forward. The loop is iterative, so the depth of a program is limited by memory only. A replayed recipe is dropped, and
-with it every input that has no other user (Rule 4).
+forward. The loop is not recursive, so only memory limits the depth of a program. A replayed recipe is freed, together
+with every input that has no other user (Rule 4).
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from .retention import Retention
 
 
-def make(wanted: Value, context: ReplayContext) -> None:
-    """Give `wanted` its tensor: replay, fetch or decompress what is missing."""
-    run = _make_retained if context.memory_budget is None and context.retention is None else _make_releasing
+def materialize(wanted: Value, context: ReplayContext) -> None:
+    """Give `wanted` its tensor: replay, fetch or decompress the missing values."""
+    run = (
+        _materialize_retaining
+        if context.memory_budget is None and context.retention is None
+        else _materialize_releasing
+    )
     now = numerics.current()
     grad_enabled = torch.is_grad_enabled()
     try:
@@ -42,7 +46,7 @@ def make(wanted: Value, context: ReplayContext) -> None:
         set_grad_enabled(grad_enabled)
 
 
-def _make_retained(wanted: Value, context: ReplayContext) -> None:
+def _materialize_retaining(wanted: Value, context: ReplayContext) -> None:
     """Replay where every recomputed value is retained until its last use."""
     transfers = context.transfers
     missing = [wanted]
@@ -87,7 +91,7 @@ class _Frame:
             waiting.update(self.transient)
 
 
-def _make_releasing(wanted: Value, context: ReplayContext) -> None:
+def _materialize_releasing(wanted: Value, context: ReplayContext) -> None:
     """Replay where values may be evicted or released in between: under a budget, or under a plan that releases."""
     transfers = context.memory_budget or context.transfers
     if transfers is not None and transfers.fetch(wanted):
@@ -236,7 +240,7 @@ def _accept(value: Value, tensor: Tensor, recipe: Recipe, context: ReplayContext
     if nbytes != value.nbytes or tensor.stride() != value.stride:
         raise ReplayMismatchError(
             f"replaying {recipe.origin} gave {nbytes} bytes with strides {tensor.stride()} where forward made "
-            f"{value.nbytes} bytes with strides {value.stride}. Keep what this op makes, for example with "
+            f"{value.nbytes} bytes with strides {value.stride}. Keep the results of this op, for example with "
             f"policy | lowtide.SaveOps({recipe.origin.facts.name!r}), and please report it."
         )
     _own(value, tensor, context)

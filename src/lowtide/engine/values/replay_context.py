@@ -1,6 +1,7 @@
-"""What the handles of one scope share: settings, lock, counts, and where missing values come from.
+"""The replay context: state shared by the handles of one scope.
 
-A context holds no value and no tensor (Rule 4). It may outlive the scope.
+It has the settings of forward, a lock, counts, and the source of values that are not in memory. A context holds no
+value and no tensor (Rule 4). It may outlive the scope.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class BudgetForReplay(Transfers, Protocol):
         """The lock of the device's memory."""
 
     def unpack_begins(self) -> None:
-        """A backward node unpacks a value."""
+        """Called before a backward node unpacks a value."""
 
     def unpack_ends(self, value: Value) -> None:
-        """The value is in memory."""
+        """Called when the value is in memory."""
 
     def make_room(self, nbytes: int, what: str, strictly: bool = True) -> None:
         """Evict until `nbytes` more fit."""
@@ -49,14 +50,14 @@ class BudgetForReplay(Transfers, Protocol):
         """Count a tensor that the engine has allocated."""
 
     def own(self, value: Value, tensor: Tensor) -> None:
-        """A replay has recomputed the value."""
+        """Give a recomputed value its tensor."""
 
     def report(self) -> BudgetReport:
-        """Return what happened so far."""
+        """Return the counts so far."""
 
 
 class ReplayContext:
-    """What the handles of one scope share."""
+    """State shared by the handles of one scope."""
 
     def __init__(self, counts: ScopeCounts, memory_budget: BudgetForReplay | None = None) -> None:
         self.counts = counts
@@ -110,5 +111,5 @@ class ReplayContext:
         return f"{describe(tensor)} from outside the scope"
 
     def report(self) -> ScopeReport:
-        """Return what happened in the scope so far."""
+        """Return the counts of the scope so far."""
         return self.counts.report(self.memory_budget.report() if self.memory_budget is not None else None)

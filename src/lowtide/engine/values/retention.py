@@ -1,8 +1,8 @@
-"""Which recomputed values stay in memory after use.
+"""Retention: which recomputed values stay in memory after use.
 
-A recomputed value is normally retained until its last use. A plan may name ops whose values are released instead:
-such a value stays for the replays that wait for it and for the backward nodes that have unpacked it, and is recomputed
-when it is needed next.
+A recomputed value is normally retained until its last use. A plan may name ops whose values are released instead.
+A released value stays in memory only for replays that read it and for backward nodes that have unpacked it. It is
+recomputed for its next use.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Retention:
         return value.origin is not None and value.origin.number in self.released_ops
 
     def handle_created(self, value: Value) -> None:
-        """Autograd has saved the value once more."""
+        """Count one more handle on the value."""
         self._handles[value] = self._handles.get(value, 0) + 1
 
     def handle_unpacked(self, value: Value) -> None:
-        """A backward node unpacks the value."""
+        """Mark the value as in use by a backward node."""
         self.unpacked.add(value)
 
     def handle_freed(self, value: Value) -> None:
-        """Autograd has freed a handle. With the last one the value is no longer in use, and is released."""
+        """Count one handle less. Without handles the value is no longer in use, and is released."""
         left = self._handles.get(value, 1) - 1
         self._handles[value] = left
         if not left:

@@ -10,7 +10,7 @@ from .value import Origin, Value
 
 
 class ScopeCounts:
-    """What happened in one scope so far."""
+    """The counts of one scope so far."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
@@ -35,7 +35,7 @@ class ScopeCounts:
         self._pinned[origin.facts.name, origin.location.path, why] += 1
 
     def foreign(self, type_name: str) -> None:
-        """Count a tensor that the engine does not understand (Rule 14)."""
+        """Count a foreign tensor (Rule 14)."""
         self._foreign[type_name] += 1
 
     def copied(self, nbytes: int) -> None:

@@ -1,6 +1,6 @@
 """Values: the content of one storage at one version (Rule 3).
 
-A value has a tensor, a recipe that recomputes it, or both. It never refers to its users. Lifetimes are plain
+A value has a tensor, a recipe that recomputes it, or both. A value never refers to its users. Lifetimes are plain
 references (Rule 4): handle -> value -> recipe -> references -> values.
 """
 
@@ -113,7 +113,7 @@ class Value:
         self.n_references += 1
 
     def changed(self) -> str | None:
-        """Return what happened to watched memory since it was held, or None (Rule 11)."""
+        """Return how watched memory has changed since it was held, or None (Rule 11)."""
         tensor = self.tensor
         if self.version == UNWATCHED or tensor is None:
             return None
@@ -142,5 +142,5 @@ def version_or_unwatched(tensor: Tensor) -> int:
 
 
 def describe(tensor: Tensor) -> str:
-    """Return a tensor for error messages: 'a float32 tensor of shape (3, 4)'."""
+    """Describe a tensor for error messages: 'a float32 tensor of shape (3, 4)'."""
     return f"a {str(tensor.dtype).removeprefix('torch.')} tensor of shape {tuple(tensor.shape)}"

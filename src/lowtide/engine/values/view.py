@@ -61,9 +61,11 @@ def view_of(
     Raises `ReplayMismatchError` if the storage is too small. `Tensor.set_` would grow the storage instead.
     """
     if base.is_quantized:
-        raise ReplayMismatchError("a view of a quantised tensor cannot be made from its bytes: keep what uses it")
+        raise ReplayMismatchError(
+            "a view of a quantised tensor cannot be made from its bytes: keep the ops that use it"
+        )
     storage = base.untyped_storage()
-    last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else offset - 1
+    last = offset - 1 if 0 in size else offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     if (last + 1) * dtype.itemsize > storage.nbytes():
         raise _does_not_fit(size, stride, offset, storage.nbytes())
     return torch.empty(0, dtype=dtype, device=base.device).set_(storage, offset, size, stride)
