@@ -1,7 +1,7 @@
-"""Write docs/reference/api.md, the list of every public name, from the code: `python docs/make_api.py`.
+"""Write docs/reference/api.md, the list of all public names, from the code: `python docs/make_api.py`.
 
-Signatures and sentences are those of the source, so that the page cannot disagree with it; a test compares the two.
-Which names are shown together, and which page explains them, is said here; a public name in no group is an error.
+Signatures and descriptions come from the source; a test compares the page with the source. `GROUPS` gives the sections
+of the page and the pages that explain them. A public name in no group is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, get_args
 PAGE = Path(__file__).parent / "reference" / "api.md"
 WIDTH = 110
 
-# (module, heading, pages that explain, names; None for the module's whole list, without what came before)
+# (module, heading, pages that explain it, names); names of None: all of `__all__` that earlier groups do not have
 GROUPS: list[tuple[str, str, str, list[str] | None]] = [
     ("lowtide", "Models", "../how-to/fit.md", ["fit", "unfit", "report", "Report", "plan", "Plan", "frontier"]),
     ("lowtide", "Scopes", "../how-to/budget.md ../how-to/rules.md", ["budget", "saving", "allow_replay"]),
@@ -50,15 +50,15 @@ GROUPS: list[tuple[str, str, str, list[str] | None]] = [
             "LowtideWarning",
         ],
     ),
-    ("lowtide.reporting.fit_report", "What `report(model)` gives", "../how-to/fit.md", ["FitReport"]),
+    ("lowtide.reporting.fit_report", "Result of `report(model)`", "../how-to/fit.md", ["FitReport"]),
     (
         "lowtide.records.scope_report",
-        "What `report()` gives",
+        "Result of `report()`",
         "../explanation/how-it-works.md",
         ["ScopeReport", "Pinned"],
     ),
-    ("lowtide.records.budget_report", "What `report().budget` is", "../how-to/budget.md", ["BudgetReport"]),
-    ("lowtide.reporting.frontier", "What `frontier` gives", "../how-to/fit.md", ["Frontier", "Point"]),
+    ("lowtide.records.budget_report", "`report().budget`", "../how-to/budget.md", ["BudgetReport"]),
+    ("lowtide.reporting.frontier", "Result of `frontier`", "../how-to/fit.md", ["Frontier", "Point"]),
     ("lowtide.stores", "Stores", "../how-to/budget.md ../how-to/choosing.md", None),
     ("lowtide.codecs", "Codecs", "../how-to/budget.md ../how-to/choosing.md", None),
     ("lowtide.chain", "Chains of step functions", "../chains.md", None),
@@ -75,9 +75,9 @@ def page() -> str:
     if missing:
         raise SystemExit(f"public names that are in no group of docs/make_api.py: {', '.join(sorted(missing))}")
     lines = [
-        "# Every public name",
+        "# All public names",
         "",
-        "Written by `python docs/make_api.py` from the source; do not edit. `lowtide.__version__` is the version.",
+        "Generated from the source by `python docs/make_api.py`; do not edit. `lowtide.__version__` is the version.",
         "",
     ]
     seen: set[int] = set()
@@ -109,7 +109,7 @@ def _title(name: str) -> str:
 
 
 def _sentence(value: Any) -> str:
-    """The first paragraph of its docstring, or what it consists of."""
+    """Return the first paragraph of the docstring; for a union or a dict, its members."""
     if isinstance(value, UnionType):
         return f"One of {', '.join(f'`{one.__name__}`' for one in get_args(value))}."
     if isinstance(value, dict):
@@ -118,7 +118,7 @@ def _sentence(value: Any) -> str:
 
 
 def _lines(name: str, value: Any) -> list[str]:
-    """How it is called: on one line, or on one a parameter."""
+    """Return the signature on one line, or with one line per parameter."""
     if isinstance(value, type) and issubclass(value, enum.Enum):
         return [f"{name}.{member}" for member in value.__members__]
     if isinstance(value, type) and issubclass(value, BaseException) and "__init__" not in vars(value):
@@ -146,7 +146,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
         text += f": {_annotation(parameter.annotation)}"
     if parameter.default is not inspect.Parameter.empty:
         default = repr(parameter.default)
-        text += " = ..." if default.startswith("<") else f" = {default}"  # what has no text that could be typed
+        text += " = ..." if default.startswith("<") else f" = {default}"  # an object without a literal
     return text
 
 
@@ -156,7 +156,7 @@ def _annotation(annotation: Any) -> str:
 
 
 def _members(cls: type) -> list[str]:
-    """Its own fields, methods and properties that have a sentence, and what it is besides."""
+    """Return one line for each documented field, method and property, and one for the base classes."""
     lines = [f"- `{name}`: {text}" for name, text in _described_fields(cls)]
     for name, value in vars(cls).items():
         function = value.fget if isinstance(value, property) else inspect.unwrap(getattr(value, "__func__", value))
@@ -167,12 +167,12 @@ def _members(cls: type) -> list[str]:
         lines.append(f"- `{shown}`: {_sentence(function)}")
     ours = [base.__name__ for base in cls.__bases__ if base.__module__.startswith("lowtide") and base is not cls]
     if ours and not issubclass(cls, BaseException):
-        lines.append(f"- and all that `{'`, `'.join(ours)}` has")
+        lines.append(f"- and all members of `{'`, `'.join(ours)}`")
     return [*lines, ""] if lines else []
 
 
 def _described_fields(cls: type) -> Iterator[tuple[str, str]]:
-    """Fields with a string below them, which Python itself forgets."""
+    """Yield the fields with a docstring below them, read from the source because Python does not keep those."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     for field, below in zip(tree.body, tree.body[1:], strict=False):
