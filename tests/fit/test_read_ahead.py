@@ -1,4 +1,4 @@
-"""Values that are read from the store before backward needs them: when the plan says so, and whatever goes wrong."""
+"""Prefetching from the store: it starts when the plan says, and steps stay exact when something fails."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ LAYERS = 5
 
 
 class Layers(nn.Module):
-    """Some layers whose tanh's are offloaded; it can go another way, and fail on its way back."""
+    """Layers whose tanh outputs are offloaded. It can leave its plan (`other_ops`) and fail in backward."""
 
-    other_way = False
+    other_ops = False
     fails_in_backward = False
 
     def __init__(self) -> None:
@@ -41,26 +41,29 @@ class Layers(nn.Module):
             x = torch.tanh(layer(x))
             if k == 1 and self.fails_in_backward:
                 x.register_hook(_fail)
-            if k == 3 and self.other_way:
+            if k == 3 and self.other_ops:
                 x = x.sin()
         return x.square().mean()
 
 
 def _fail(gradient: torch.Tensor) -> None:
-    raise RuntimeError("no")
+    raise RuntimeError("hook failed")
 
 
-def by_name(trace: Trace, names: tuple[str, ...], *, prefetch_after: Any = None) -> Plan:
-    """A plan that keeps everything, and what these ops make on the disk; each is read when the one after it is."""
+def offload_by_name(trace: Trace, names: tuple[str, ...], *, prefetch_after: Any = None) -> Plan:
+    """Return a plan that keeps all ops and offloads those with these names.
+
+    Without `prefetch_after`, each is prefetched when the next one is fetched.
+    """
     ops = [j for j, op in enumerate(trace.ops) if op.name in names]
     written_before = {j: min(len(trace.ops), trace.values[trace.ops[j].outputs[0]].held_until + 1) for j in ops}
-    reads = prefetch_after or dict(zip(ops, [*ops[1:], -1], strict=True))
-    simulated = simulate(trace, [True] * len(trace.ops), (), written_before, LINK, prefetch_after=reads)
+    prefetches = prefetch_after or dict(zip(ops, [*ops[1:], -1], strict=True))
+    simulated = simulate(trace, [True] * len(trace.ops), (), written_before, LINK, prefetch_after=prefetches)
     return replace(
         solve(trace, 2**60),
         offload=tuple(written_before),
         written_before=tuple(written_before.values()),
-        prefetch_after=tuple(reads.get(j, j) for j in written_before),
+        prefetch_after=tuple(prefetches.get(j, j) for j in written_before),
         link=LINK,
         predicted_peak_bytes=simulated.peak_bytes,
     )
@@ -69,7 +72,7 @@ def by_name(trace: Trace, names: tuple[str, ...], *, prefetch_after: Any = None)
 def fitted(store: Store) -> tuple[Layers, torch.Tensor, Plan]:
     model, x = Layers(), torch.randn(512, 256)
     ledger().count_everything()
-    plan = by_name(profile(model, x), ("aten.tanh.default",))
+    plan = offload_by_name(profile(model, x), ("aten.tanh.default",))
     assert len(plan.prefetches) == LAYERS
     lowtide.fit(model, plan=plan, budget=2**60, stores=store, codecs=None)
     return model, x, plan
@@ -81,9 +84,9 @@ def gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-def expected(x: torch.Tensor, other_way: bool = False) -> list[torch.Tensor]:
+def expected(x: torch.Tensor, other_ops: bool = False) -> list[torch.Tensor]:
     plain = Layers()
-    plain.other_way = other_way
+    plain.other_ops = other_ops
     return gradients(plain, x)
 
 
@@ -104,7 +107,7 @@ def disk(tmp_path: Path) -> Iterator[DiskStore]:
         yield store
 
 
-def test_reads_begin_when_the_plan_says() -> None:
+def test_prefetches_start_when_the_plan_says() -> None:
     store = MemoryDouble()
     model, x, _ = fitted(store)
     gradients(model, x)
@@ -112,22 +115,22 @@ def test_reads_begin_when_the_plan_says() -> None:
     assert_same(gradients(model, x), expected(x))
     written = [name for call, name in store.calls if call == "put"]
     assert len(written) == LAYERS
-    back = [call for call in store.calls if call[0] in ("prefetch", "fetch")]
+    reads = [call for call in store.calls if call[0] in ("prefetch", "fetch")]
     order = written[::-1]
-    assert back == [
-        ("prefetch", order[0]),  # when backward begins
+    assert reads == [
+        ("prefetch", order[0]),  # at the start of backward
         *(call for k in range(LAYERS - 1) for call in (("fetch", order[k]), ("prefetch", order[k + 1]))),
         ("fetch", order[-1]),
     ]
     lowtide.unfit(model)
 
 
-def test_steps_are_exact_with_and_without_a_gauge(disk: DiskStore) -> None:
+def test_measured_and_later_steps_are_exact(disk: DiskStore) -> None:
     model, x, plan = fitted(disk)
-    for _ in range(5):  # two are measured, then the recorder sleeps where it can
+    for _ in range(5):  # two are measured, then recording is off where possible
         hits = disk.stats().prefetch_hits
         assert_same(gradients(model, x), expected(x))
-        assert disk.stats().prefetch_hits > hits  # the others were fetched before a thread had come to them
+        assert disk.stats().prefetch_hits > hits  # the others were fetched before a thread read them
     report = lowtide.report(model)
     assert report.online_steps == 0
     assert report.measured_peak_bytes is not None
@@ -137,28 +140,28 @@ def test_steps_are_exact_with_and_without_a_gauge(disk: DiskStore) -> None:
     lowtide.unfit(model)
 
 
-def test_a_read_ahead_that_fails_is_read_again(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_prefetch_is_read_again(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, _ = fitted(disk)
     read, failed = SpillFile.read, []
 
-    def fails_in_the_background(self: SpillFile, *args: Any) -> Any:
+    def fail_in_background(self: SpillFile, *args: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             failed.append(1)
-            raise DamagedValueError("not this time")
+            raise DamagedValueError("prefetch failed")
         return read(self, *args)
 
-    monkeypatch.setattr(SpillFile, "read", fails_in_the_background)
+    monkeypatch.setattr(SpillFile, "read", fail_in_background)
     assert_same(gradients(model, x), expected(x))
     assert failed
     assert_empty(disk)
     lowtide.unfit(model)
 
 
-def test_a_read_that_keeps_failing_is_an_error_and_the_next_step_is_right(
+def test_a_read_that_keeps_failing_is_an_error_and_the_next_step_is_exact(
     disk: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x, _ = fitted(disk)
-    assert_same(gradients(model, x), expected(x))  # with a disk that works, or it would not be used
+    assert_same(gradients(model, x), expected(x))  # a store that fails from the start is not used
     with monkeypatch.context() as broken:
 
         def fails(self: SpillFile, *args: Any) -> Any:
@@ -172,10 +175,10 @@ def test_a_read_that_keeps_failing_is_an_error_and_the_next_step_is_right(
     lowtide.unfit(model)
 
 
-def test_an_exception_in_backward_leaves_nothing(disk: DiskStore) -> None:
+def test_an_exception_in_backward_empties_the_store(disk: DiskStore) -> None:
     model, x, _ = fitted(disk)
     model.fails_in_backward = True
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(RuntimeError, match="hook failed"):
         gradients(model, x)
     model.fails_in_backward = False
     assert disk.stats().peak_prefetched_bytes > 0
@@ -184,30 +187,30 @@ def test_an_exception_in_backward_leaves_nothing(disk: DiskStore) -> None:
     lowtide.unfit(model)
 
 
-def test_a_step_that_leaves_its_plan_is_right(disk: DiskStore) -> None:
+def test_a_step_that_differs_from_its_plan_is_exact(disk: DiskStore) -> None:
     model, x, _ = fitted(disk)
     assert_same(gradients(model, x), expected(x))
-    model.other_way = True
-    assert_same(gradients(model, x), expected(x, other_way=True))
+    model.other_ops = True
+    assert_same(gradients(model, x), expected(x, other_ops=True))
     assert lowtide.report(model).online_steps == 1
     assert_empty(disk)
     lowtide.unfit(model)
 
 
-def test_what_is_read_ahead_and_never_asked_for_goes_with_its_graph(disk: DiskStore) -> None:
+def test_prefetched_values_that_are_never_unpacked_are_freed_with_their_graph(disk: DiskStore) -> None:
     model, x, _ = fitted(disk)
-    before: list[torch.Tensor] = []
-    model.layers[-1].register_forward_pre_hook(lambda module, args: before.append(args[0]))
+    last_input: list[torch.Tensor] = []
+    model.layers[-1].register_forward_pre_hook(lambda module, args: last_input.append(args[0]))
     loss = model(x)
-    torch.autograd.grad(loss, before)  # the last layer only
+    torch.autograd.grad(loss, last_input)  # the last layer only
     assert disk.stats().prefetched_bytes == x.nbytes
     del loss
-    before.clear()
+    last_input.clear()
     assert_empty(disk)
     lowtide.unfit(model)
 
 
-def test_a_second_backward_pass_finds_everything(disk: DiskStore) -> None:
+def test_a_second_backward_pass_is_exact(disk: DiskStore) -> None:
     model, x, _ = fitted(disk)
     loss = model(x)
     loss.backward(retain_graph=True)
@@ -219,8 +222,8 @@ def test_a_second_backward_pass_finds_everything(disk: DiskStore) -> None:
     lowtide.unfit(model)
 
 
-def test_a_store_that_reads_little_ahead_is_enough(tmp_path: Path) -> None:
-    """What does not fit into what the store reads ahead is read when it is needed."""
+def test_values_larger_than_the_prefetch_limit_are_fetched(tmp_path: Path) -> None:
+    """A value that exceeds `max_prefetch_bytes` is read when it is needed."""
     with DiskStore(tmp_path, max_prefetch_bytes=1000) as store:
         model, x, _ = fitted(store)
         assert_same(gradients(model, x), expected(x))
@@ -230,15 +233,15 @@ def test_a_store_that_reads_little_ahead_is_enough(tmp_path: Path) -> None:
         lowtide.unfit(model)
 
 
-def test_its_memory_is_counted_also_where_a_formula_is_left_alone(disk: DiskStore) -> None:
-    """No mode of ours is active while some formulas run; one of them fetches what begins a large read."""
-    seen: list[int] = []
+def test_prefetched_bytes_are_counted_inside_ops_that_are_not_recorded(disk: DiskStore) -> None:
+    """Recording is off in the backward formula of `cdist`. Its fetch starts a large prefetch."""
+    live_bytes: list[int] = []
 
     class Distances(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             large = torch.tanh(x).repeat(64, 1).sigmoid()
             a, b = (x + large.mean()).exp(), y.exp()
-            a.register_hook(lambda gradient: seen.append(ledger().live_bytes))
+            a.register_hook(lambda gradient: live_bytes.append(ledger().live_bytes))
             return torch.cdist(a, b, p=3.0).sum()
 
     model = Distances()
@@ -250,13 +253,13 @@ def test_its_memory_is_counted_also_where_a_formula_is_left_alone(disk: DiskStor
     large = names.index("aten.sigmoid.default")
     nbytes = trace.values[trace.ops[large].outputs[0]].nbytes
     live = {}
-    for event in (large, first, second):  # not ahead, and after each of those that the formula asks for
-        plan = by_name(trace, ("aten.exp.default", "aten.sigmoid.default"), prefetch_after={large: event})
+    for event in (large, first, second):  # no prefetch, and prefetch after each value that the formula unpacks
+        plan = offload_by_name(trace, ("aten.exp.default", "aten.sigmoid.default"), prefetch_after={large: event})
         x.grad = y.grad = None
         lowtide.fit(model, plan=plan, budget=2**60, stores=disk, codecs=None)
-        seen.clear()
+        live_bytes.clear()
         model(x, y).backward()
         assert lowtide.report(model).measured_peak_bytes is not None
-        live[event] = seen[0]
+        live[event] = live_bytes[0]
         lowtide.unfit(model)
     assert live[first] == live[second] == live[large] + nbytes

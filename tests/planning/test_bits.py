@@ -1,22 +1,22 @@
-"""Sets as bits: the same as sets, and what is decided with them is obeyed alike."""
+"""Bit sets behave like sets, and decisions as bit sets like lists of decisions."""
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from lowtide.planning import Problem
-from lowtide.planning.bits import Weights, bits_of, members_of, where
+from lowtide.planning.bits import Weights, bits_of, bits_where, members_of
 
 from .traces import traces, unet_trace
 
 
 @given(st.sets(st.integers(0, 200)))
-def test_there_and_back(members):
+def test_members_survive_conversion(members):
     assert members_of(bits_of(members)) == sorted(members)
-    assert where(place in members for place in range(201)) == bits_of(members)
+    assert bits_where(index in members for index in range(201)) == bits_of(members)
 
 
 @given(st.lists(st.integers(0, 10**12), max_size=40), st.data())
-def test_weights_are_added_up(weights, data):
+def test_weights_of_members_are_summed(weights, data):
     members = data.draw(st.sets(st.sampled_from(range(len(weights))))) if weights else set()
     assert Weights(weights).total(bits_of(members)) == sum(weights[i] for i in members)
     seconds = [weight / 7 for weight in weights]
@@ -25,7 +25,7 @@ def test_weights_are_added_up(weights, data):
 
 @settings(max_examples=100, deadline=None)
 @given(st.one_of(traces(), st.just(unet_trace(2))), st.data())
-def test_the_engine_obeys_a_set_as_it_does_a_list(trace, data):
+def test_effective_decisions_are_the_same_for_sets_and_lists(trace, data):
     problem = Problem(trace)
     keep = [pinned or data.draw(st.booleans()) for pinned in problem.pinned]
-    assert problem.effective_bits(where(keep)) == where(problem.effective_decisions(keep))
+    assert problem.effective_bits(bits_where(keep)) == bits_where(problem.effective_decisions(keep))

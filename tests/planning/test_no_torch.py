@@ -1,4 +1,4 @@
-"""Planning, from a file to a plan, brings in no torch."""
+"""Planning does not import torch."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ print([name for name in ("torch", "jax") if name in sys.modules])
 """
 
 
-def test_a_plan_is_made_without_torch(request):
+def test_planning_does_not_import_torch(request):
     ran = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=False, cwd=request.config.rootpath
     )

@@ -1,4 +1,4 @@
-"""Values that wait in a store: the judge against the naive machine, and plans that use it."""
+"""Offloading to a store: the simulator agrees with the naive simulator, and plans use the store."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ FAST_OUT = Link("disk", out_bytes_per_s=1e15, in_bytes_per_s=4.0, min_bytes=1)
 
 
 @st.composite
-def offloading(draw):
+def offload_decisions(draw):
     trace, keep, released = draw(traces_with_decisions())
     problem = Problem(trace, FAST_OUT)
     keep = [bool(kept) for kept in problem.effective_decisions(keep)]
@@ -42,26 +42,26 @@ links = st.builds(
     prefetch_s_each=st.sampled_from([0.0, 0.125]),
     prefetch_s_per_byte=st.sampled_from([0.0, 0.01]),
 )
-"""Writes are nothing, reads take more or less than an op."""
+"""Stores that write in no time and read a value in more or less time than an op."""
 
 
 @settings(max_examples=200, deadline=None)
-@given(offloading(), links)
-def test_it_agrees_with_the_naive_machine(case, link):
+@given(offload_decisions(), links)
+def test_it_agrees_with_the_naive_simulator(case, link):
     trace, keep, released, written_before, prefetch_after = case
     forward, unpacks, seconds, replays = naive_simulation(
         trace, keep, released, written_before, link, prefetch_after=prefetch_after
     )
-    judged = simulate(trace, keep, released, written_before, link, prefetch_after=prefetch_after)
-    assert judged.forward_live.tolist() == forward
-    assert judged.unpack_live.tolist() == unpacks
-    assert judged.extra_s == pytest.approx(seconds)
-    assert judged.replayed_ops == replays
+    simulated = simulate(trace, keep, released, written_before, link, prefetch_after=prefetch_after)
+    assert simulated.forward_live.tolist() == forward
+    assert simulated.unpack_live.tolist() == unpacks
+    assert simulated.extra_s == pytest.approx(seconds)
+    assert simulated.replayed_ops == replays
 
 
 @settings(max_examples=200, deadline=None)
-@given(offloading(), links, st.floats(0.3, 1.2), st.integers(1, 2**62))
-def test_what_is_read_ahead_fits_saves_time_and_is_followed_exactly(case, link, share, max_prefetch_bytes):
+@given(offload_decisions(), links, st.floats(0.3, 1.2), st.integers(1, 2**62))
+def test_prefetches_fit_and_save_time_and_can_be_simulated_again(case, link, share, max_prefetch_bytes):
     trace, keep, released, written_before, _ = case
     link = replace(link, max_prefetch_bytes=max_prefetch_bytes)
     memory_budget = int(share * simulate(trace, [True] * len(trace.ops)).peak_bytes)
@@ -77,92 +77,92 @@ def test_what_is_read_ahead_fits_saves_time_and_is_followed_exactly(case, link, 
     assert chosen.extra_s < needed.extra_s if chosen.prefetch_after else chosen.extra_s == needed.extra_s
 
 
-def chain(ops=4, seconds=1.0, nbytes=10, asks_s=0.0):
-    """Each op reads the one before; everything is saved, and asked for in reverse."""
+def chain(ops=4, seconds=1.0, nbytes=10, unpacks_s=0.0):
+    """A trace in which each op reads the previous one; all values are saved and unpacked in reverse order."""
     values = [Value(1, None, 0, 0)] + [Value(nbytes, j, j + 1, min(j + 1, ops - 1)) for j in range(ops)]
     return make_trace(
         ops=tuple(Op("op", "", seconds, (j,), (j + 1,)) for j in range(ops)),
         values=tuple(values),
         saved=tuple(range(1, ops + 1)),
-        unpacks=tuple(Unpack(v, k, 0, asks_s) for k, v in enumerate(range(ops, 0, -1))),
+        unpacks=tuple(Unpack(v, k, 0, unpacks_s) for k, v in enumerate(range(ops, 0, -1))),
         step_s=2.0 * ops * seconds,
         peak_bytes=ops * nbytes,
     )
 
 
-def ahead(trace, offload, limit_bytes=10**9, **speeds):
-    """What is chosen with a disk that writes at once and reads a value of 10 bytes in 1 s."""
+def simulate_chain(trace, offload, limit_bytes=10**9, **speeds):
+    """Simulate with a disk that writes in no time and reads a value of 10 bytes in 1 s."""
     link = Link("disk", **{"out_bytes_per_s": 1e15, "in_bytes_per_s": 10.0, "min_bytes": 1, **speeds})
     return Simulator(Problem(trace, link)).run([True] * len(trace.ops), offload=offload, limit_bytes=limit_bytes)
 
 
-def test_reading_is_hidden_behind_backward_where_there_is_room():
-    # Op 3's value is kept and asked for at 0 s; those of ops 2, 1 and 0 are needed 2 s, 4 s and 6 s after it.
-    trace = chain(asks_s=2.0)
-    free = ahead(trace, [0, 1, 2])
+def test_reads_run_beside_backward_if_memory_allows():
+    # The output of op 3 is kept and unpacked at 0 s. Those of ops 2, 1 and 0 are unpacked at 2 s, 4 s and 6 s.
+    trace = chain(unpacks_s=2.0)
+    free = simulate_chain(trace, [0, 1, 2])
     assert free.prefetch_after == {2: -1, 1: 2, 0: 1}
     assert free.store_wait_s == pytest.approx(0.0, abs=1e-9)
     assert free.unpack_live.tolist() == [20, 20, 20, 10]
     assert free.forward_live.tolist() == [10, 20, 20, 30]
-    # In forward two values are alive at a time: there is room for as much in backward, but not at op 3.
-    tight = ahead(trace, [0, 1, 2], limit_bytes=20)
+    # Two values may be live at a time. During op 3 two are live already, so no prefetch starts there.
+    tight = simulate_chain(trace, [0, 1, 2], limit_bytes=20)
     assert tight.prefetch_after == {1: 2, 0: 1}
     assert tight.store_wait_s == pytest.approx(1.0)
     assert tight.peak_bytes == 20
-    # Where only what is needed has room, it is waited for.
-    none = ahead(trace, [0, 1, 2], limit_bytes=19)
+    # If only the value that is needed fits, backward waits for every read.
+    none = simulate_chain(trace, [0, 1, 2], limit_bytes=19)
     assert none.prefetch_after == {}
     assert none.store_wait_s == pytest.approx(3.0)
 
 
-def test_reads_follow_each_other_and_backward_waits_for_what_is_not_there_yet():
-    # Asks come every 0.75 s, reads take 1 s each: what backward's first 0.75 s do not hide, and so on.
-    judged = ahead(chain(asks_s=0.75), [0, 1, 2])
-    assert judged.prefetch_after == {2: -1, 1: -1, 0: 2}
-    assert judged.store_wait_s == pytest.approx(3.0 - 3 * 0.75)
-    # A store that reads no more than one value ahead.
-    judged = ahead(chain(asks_s=0.75), [0, 1, 2], max_prefetch_bytes=10)
-    assert judged.prefetch_after == {2: -1, 1: 2, 0: 1}
-    assert judged.store_wait_s == pytest.approx(0.75)
+def test_reads_follow_each_other_and_backward_waits_for_the_rest():
+    # Unpacks follow each other by 0.75 s, and each read takes 1 s: backward waits 0.25 s for each.
+    simulated = simulate_chain(chain(unpacks_s=0.75), [0, 1, 2])
+    assert simulated.prefetch_after == {2: -1, 1: -1, 0: 2}
+    assert simulated.store_wait_s == pytest.approx(3.0 - 3 * 0.75)
+    # A store that prefetches at most one value.
+    simulated = simulate_chain(chain(unpacks_s=0.75), [0, 1, 2], max_prefetch_bytes=10)
+    assert simulated.prefetch_after == {2: -1, 1: 2, 0: 1}
+    assert simulated.store_wait_s == pytest.approx(0.75)
 
 
-def test_a_later_beginning_is_enough_for_a_quick_disk():
-    # With 6 ops and 0.5 s a read, nothing needs to begin more than one fetch before.
-    judged = ahead(chain(6, asks_s=1.0), [0, 1, 2, 3, 4], in_bytes_per_s=20.0)
-    assert judged.prefetch_after == {4: -1, 3: 4, 2: 3, 1: 2, 0: 1}
-    # With 1.5 s, two fetches.
-    judged = ahead(chain(6, asks_s=2.0), [0, 1, 2, 3, 4], in_bytes_per_s=10 / 1.5)
-    assert judged.prefetch_after == {4: -1, 3: -1, 2: 4, 1: 3, 0: 2}
+def test_prefetches_start_later_if_the_disk_is_faster():
+    # With 0.5 s per read, each prefetch starts one fetch earlier.
+    simulated = simulate_chain(chain(6, unpacks_s=1.0), [0, 1, 2, 3, 4], in_bytes_per_s=20.0)
+    assert simulated.prefetch_after == {4: -1, 3: 4, 2: 3, 1: 2, 0: 1}
+    # With 1.5 s per read, it starts two fetches earlier.
+    simulated = simulate_chain(chain(6, unpacks_s=2.0), [0, 1, 2, 3, 4], in_bytes_per_s=10 / 1.5)
+    assert simulated.prefetch_after == {4: -1, 3: -1, 2: 4, 1: 3, 0: 2}
 
 
-def test_what_reading_beside_ops_takes_from_them_is_counted():
-    slow = ahead(chain(asks_s=2.0), [0], prefetch_s_each=0.25, prefetch_s_per_byte=0.01)
+def test_prefetches_slow_down_ops():
+    slow = simulate_chain(chain(unpacks_s=2.0), [0], prefetch_s_each=0.25, prefetch_s_per_byte=0.01)
     assert slow.prefetch_after == {0: -1}
     assert slow.store_wait_s == pytest.approx(0.35)
-    # One core for both: reading ahead saves nothing.
-    assert ahead(chain(asks_s=2.0), [0], prefetch_s_per_byte=0.1).prefetch_after == {}
+    # If a prefetch slows down ops as much as a blocking read takes, there is none.
+    assert simulate_chain(chain(unpacks_s=2.0), [0], prefetch_s_per_byte=0.1).prefetch_after == {}
 
 
-def test_writing_is_hidden_behind_ops_and_reading_is_not():
+def test_writes_run_beside_ops_and_blocking_reads_do_not():
     link = Link("disk", out_bytes_per_s=10.0, in_bytes_per_s=20.0, min_bytes=1)
     simulator = Simulator(Problem(chain(), link))
-    # Op 0's value is put when op 1 begins, at 1 s, written at 2 s, and so gone when op 2 begins.
-    judged = simulator.run([True] * 4, offload=[0], limit_bytes=10**9)
-    assert judged.forward_live.tolist() == [10, 20, 20, 30]
-    assert judged.written_before == {0: 2}
-    assert judged.unpack_live.tolist() == [30, 20, 10, 10]
-    assert judged.extra_s == judged.store_wait_s == 0.5
+    # The output of op 0 is put when op 1 starts, at 1 s. It is written at 2 s, so it is freed before op 2.
+    simulated = simulator.run([True] * 4, offload=[0], limit_bytes=10**9)
+    assert simulated.forward_live.tolist() == [10, 20, 20, 30]
+    assert simulated.written_before == {0: 2}
+    assert simulated.unpack_live.tolist() == [30, 20, 10, 10]
+    assert simulated.extra_s == simulated.store_wait_s == 0.5
 
 
-def test_forward_waits_where_too_much_would_be_alive():
+def test_forward_waits_where_too_many_bytes_would_be_live():
     slow = Link("disk", out_bytes_per_s=1.0, in_bytes_per_s=20.0, min_bytes=1)
     simulator = Simulator(Problem(chain(), slow))
-    # Written at 1 s + 10 s. Without need it goes at the end of forward, which has lasted 4 s by then.
+    # The write ends at 1 s + 10 s. With enough memory, forward waits for it only at its end, at 4 s.
     free = simulator.run([True] * 4, offload=[0], limit_bytes=10**9)
     assert free.forward_live.tolist() == [10, 20, 30, 40]
     assert free.written_before == {0: 4}
     assert free.store_wait_s == (11 - 4) + 0.5
-    # With room for 30 bytes, op 3 has to wait for it, from 3 s on.
+    # With a limit of 30 bytes, op 3 waits for it, from 3 s on.
     tight = simulator.run([True] * 4, offload=[0], limit_bytes=30)
     assert tight.forward_live.tolist() == [10, 20, 30, 30]
     assert tight.written_before == {0: 3}
@@ -188,7 +188,7 @@ def test_a_store_never_makes_a_plan_slower(trace, share):
 
 
 @pytest.mark.parametrize("trace", [gpt_trace(12), unfused_trace(6)], ids=["fused", "unfused"])
-def test_a_quick_store_beats_recomputing(trace):
+def test_a_fast_store_is_faster_than_recomputing(trace):
     budget = int(0.35 * simulate(trace, [True] * len(trace.ops)).peak_bytes)
     total = sum(value.nbytes for value in trace.values)
     link = Link("disk", out_bytes_per_s=20 * total / trace.step_s, in_bytes_per_s=20 * total / trace.step_s)
@@ -201,7 +201,7 @@ def test_a_quick_store_beats_recomputing(trace):
     assert "offload" not in str(plain)
 
 
-def test_a_store_that_is_slower_than_recomputing_is_left_alone():
+def test_a_store_that_is_slower_than_recomputing_is_not_used():
     trace = gpt_trace(12)
     budget = int(0.6 * simulate(trace, [True] * len(trace.ops)).peak_bytes)
     plan = solve(trace, budget, link=Link("disk", out_bytes_per_s=1e3, in_bytes_per_s=1e3))
@@ -209,32 +209,32 @@ def test_a_store_that_is_slower_than_recomputing_is_left_alone():
     assert plan.recomputed
 
 
-def assert_nothing_beats_the_bound(simulator, share):
-    """No simple scheme within a share of plain's peak is faster, with all, some or none of what may move away."""
+def assert_no_scheme_beats_the_bound(simulator, share):
+    """Assert that no simple scheme beats the bound at a share of the plain peak, with all, half or no ops offloaded."""
     problem = simulator.problem
     budget = int(share * simulator.run(problem.keep_all()).peak_bytes)
     bound = lower_bound(problem, budget)
-    movable = [j for j in range(problem.n_ops) if problem.offloadable[j]]
+    offloadable = [j for j in range(problem.n_ops) if problem.offloadable[j]]
     for decide in BASELINES.values():
         keep = [bool(kept) for kept in problem.effective_decisions(decide(problem))]
-        for offload in ([], [j for j in movable if keep[j]], [j for j in movable[::2] if keep[j]]):
-            judged = simulator.run(keep, offload=offload, limit_bytes=budget)
-            if judged.peak_bytes <= budget:
-                assert not bound.impossible
-                assert bound.step_s <= judged.step_s * (1 + 1e-9)
+        for offload in ([], [j for j in offloadable if keep[j]], [j for j in offloadable[::2] if keep[j]]):
+            simulated = simulator.run(keep, offload=offload, limit_bytes=budget)
+            if simulated.peak_bytes <= budget:
+                assert not bound.infeasible
+                assert bound.step_s <= simulated.step_s * (1 + 1e-9)
 
 
 @settings(max_examples=30, deadline=None)
 @given(training_traces(), st.floats(0.3, 0.95), links)
 def test_no_plan_beats_the_bound(trace, share, link):
-    assert_nothing_beats_the_bound(Simulator(Problem(trace, link)), share)
+    assert_no_scheme_beats_the_bound(Simulator(Problem(trace, link)), share)
 
 
-def test_decisions_that_cannot_be_followed_are_refused():
+def test_invalid_offload_decisions_are_errors():
     trace = chain()
-    with pytest.raises(ArgumentError, match="nothing that could wait"):
+    with pytest.raises(ArgumentError, match="cannot be offloaded"):
         simulate(trace, [True] * 4, written_before={0: 2})  # there is no store
-    with pytest.raises(ArgumentError, match="not to be kept"):
+    with pytest.raises(ArgumentError, match="is offloaded, but not kept"):
         simulate(trace, [False] + [True] * 3, written_before={0: 2}, link=FAST_OUT)
     plan = solve(trace, 30, link=FAST_OUT)
     with pytest.raises(ArgumentError, match="not a valid plan"):
@@ -250,9 +250,9 @@ def test_decisions_that_cannot_be_followed_are_refused():
     assert replace(two, prefetch_after=(1, 1)).prefetches == {0: 1}
 
 
-def test_what_writing_takes_from_the_ops_is_counted():
+def test_puts_slow_down_ops():
     link = Link("disk", 10.0, 20.0, min_bytes=1, put_s=0.25, put_s_per_byte=0.01, fetch_s=0.125, prefetch_s_each=0.125)
-    judged = Simulator(Problem(chain(), link)).run([True] * 4, offload=[0], limit_bytes=10**9)
-    # Handed over at 1 s, which takes 0.35 s; written at 2.35 s, just when op 2 begins; read in 0.125 s + 0.5 s.
-    assert judged.written_before == {0: 2}
-    assert judged.store_wait_s == pytest.approx(0.35 + 0.625)
+    simulated = Simulator(Problem(chain(), link)).run([True] * 4, offload=[0], limit_bytes=10**9)
+    # Put at 1 s, which takes 0.35 s; written at 2.35 s, when op 2 starts; read in 0.125 s + 0.5 s.
+    assert simulated.written_before == {0: 2}
+    assert simulated.store_wait_s == pytest.approx(0.35 + 0.625)

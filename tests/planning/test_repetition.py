@@ -1,77 +1,79 @@
-"""Blocks are found from the op stream alone."""
+"""Repeated blocks, ties and cuts, from the op list alone."""
+
+from dataclasses import replace
 
 from hypothesis import given, settings
 
 from lowtide.planning import Problem
 from lowtide.planning.repetition import find_repeated_blocks, tie_blocks
 from lowtide.planning.segments import block_cuts, crossing_bytes, keep_at_cuts, layers_of
+from lowtide.records import Trace
 
-from .traces import gpt_trace, traces, unfused_trace
+from .traces import changed, gpt_trace, traces, unfused_trace
 
 
-def test_the_layers_of_a_transformer_are_one_stretch():
+def test_the_layers_of_a_transformer_are_repeated_blocks():
     for layers in (4, 12):
         problem = Problem(gpt_trace(layers))
         (repeat,) = find_repeated_blocks(problem)
         in_layers = [j for j, name in enumerate(layers_of(problem)) if name]
         assert repeat.period * layers == len(in_layers)
-        assert repeat.blocks in (layers - 1, layers)  # the ends may look different
+        assert repeat.blocks in (layers - 1, layers)  # the inputs of the first block have other makers
 
 
-def test_a_period_of_many_ops_is_found_too():
+def test_blocks_of_many_ops_are_found():
     problem = Problem(unfused_trace(6))
     repeat = find_repeated_blocks(problem)[0]
     assert repeat.period == 115
     assert repeat.blocks >= 5
 
 
-def test_two_stacks_in_one_model_are_two_stretches():
-    encoder, decoder = gpt_trace(5), unfused_trace(4)
-    shift_v, shift_o = len(encoder.values), len(encoder.ops)
-    trace = joined(encoder, decoder, shift_v, shift_o)
+def test_two_stacks_in_one_model_are_found():
+    trace = concatenated(gpt_trace(5), unfused_trace(4))
     trace.check()
     periods = {repeat.period for repeat in find_repeated_blocks(Problem(trace))}
     assert {12, 115} <= periods
 
 
-def joined(one, two, shift_v, shift_o):
-    from dataclasses import replace
+def concatenated(first: Trace, second: Trace) -> Trace:
+    """Return a step with the forward passes of both, then the backward passes in reverse order."""
+    n_events, n_ops, n_values = len(first.events) + len(second.events), len(first.ops), len(first.values)
 
-    values = [
-        replace(v, held_until=len(one.events) + len(two.events) if v.held_until == len(one.events) else v.held_until)
-        for v in one.values
-    ]
+    def held_until(trace: Trace, value: int, shift: int) -> int:
+        until = trace.values[value].held_until
+        return n_events if until == len(trace.events) else until + shift
+
+    values = [replace(value, held_until=held_until(first, v, 0)) for v, value in enumerate(first.values)]
     values += [
         replace(
-            v,
-            made_at=None if v.made_at is None else v.made_at + shift_o,
-            storage=v.storage + shift_v,
-            held_until=len(one.events) + len(two.events) if v.held_until == len(two.events) else v.held_until + shift_o,
+            value,
+            made_at=None if value.made_at is None else value.made_at + n_ops,
+            storage=value.storage + n_values,
+            held_until=held_until(second, v, n_ops),
         )
-        for v in two.values
+        for v, value in enumerate(second.values)
     ]
-    ops = list(one.ops)
-    ops += [
-        replace(op, inputs=tuple(v + shift_v for v in op.inputs), outputs=tuple(v + shift_v for v in op.outputs))
-        for op in two.ops
+    ops = [
+        replace(op, inputs=tuple(v + n_values for v in op.inputs), outputs=tuple(v + n_values for v in op.outputs))
+        for op in second.ops
     ]
-    unpacks = [replace(a, value=a.value + shift_v) for a in two.unpacks]
-    unpacks += [replace(a, node=a.node + 100_000) for a in one.unpacks]
-    saved = (*one.saved, *(v + shift_v for v in two.saved))
-    return replace(one, ops=tuple(ops), values=tuple(values), saved=saved, unpacks=tuple(unpacks))
+    unpacks = [replace(unpack, value=unpack.value + n_values) for unpack in second.unpacks]
+    unpacks += [replace(unpack, node=unpack.node + 100_000) for unpack in first.unpacks]
+    saved = (*first.saved, *(v + n_values for v in second.saved))
+    return changed(first, ops=(*first.ops, *ops), unpacks=tuple(unpacks), values=tuple(values), saved=saved)
 
 
-def test_tied_ops_do_the_same_in_their_blocks():
+def test_tied_ops_have_equal_names_and_sizes():
     trace = unfused_trace(7)
     problem = Problem(trace)
     ties = tie_blocks(problem, find_repeated_blocks(problem))
-    looks: dict[int, tuple] = {}
+    shapes: dict[int, tuple] = {}
     for op, tie in zip(trace.ops, ties, strict=True):
-        look = (op.name, len(op.inputs), tuple(trace.values[v].nbytes for v in op.outputs))
-        assert looks.setdefault(tie, look) == look
+        shape = (op.name, len(op.inputs), tuple(trace.values[v].nbytes for v in op.outputs))
+        assert shapes.setdefault(tie, shape) == shape
 
 
-def test_cuts_are_where_only_the_residual_stream_crosses():
+def test_only_the_residual_stream_crosses_block_cuts():
     trace = gpt_trace(6)
     problem = Problem(trace)
     crossing = crossing_bytes(problem)
@@ -81,7 +83,7 @@ def test_cuts_are_where_only_the_residual_stream_crosses():
 
 @settings(max_examples=50, deadline=None)
 @given(traces())
-def test_what_crosses_a_cut_is_kept(trace):
+def test_values_that_cross_a_cut_are_kept(trace):
     problem = Problem(trace)
     cut = problem.n_ops // 2
     keep = keep_at_cuts(problem, [cut])
@@ -90,6 +92,5 @@ def test_what_crosses_a_cut_is_kept(trace):
             assert keep[problem.producer[v]]
 
 
-def test_a_stream_without_repetition_has_no_stretch():
-    trace = gpt_trace(1)
-    assert find_repeated_blocks(Problem(trace)) == []
+def test_one_layer_is_not_a_repeated_block():
+    assert find_repeated_blocks(Problem(gpt_trace(1))) == []

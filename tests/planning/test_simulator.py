@@ -1,4 +1,4 @@
-"""The judge against a second, plainer writing of the same rules."""
+"""The simulator agrees with a second, simpler implementation of the same rules, and with examples."""
 
 from dataclasses import replace
 
@@ -24,19 +24,22 @@ def traces_with_decisions(draw):
 
 @settings(max_examples=300, deadline=None)
 @given(traces_with_decisions())
-def test_it_agrees_with_the_naive_machine(case):
+def test_it_agrees_with_the_naive_simulator(case):
     trace, keep, released = case
     forward, unpacks, seconds, replays = naive_simulation(trace, keep, released)
-    judged = simulate(trace, keep, released)
-    assert judged.forward_live.tolist() == forward
-    assert judged.unpack_live.tolist() == unpacks
-    assert judged.extra_s == pytest.approx(seconds)
-    assert judged.replayed_ops == replays
-    assert judged.peak_bytes == max(forward + unpacks)
+    simulated = simulate(trace, keep, released)
+    assert simulated.forward_live.tolist() == forward
+    assert simulated.unpack_live.tolist() == unpacks
+    assert simulated.extra_s == pytest.approx(seconds)
+    assert simulated.replayed_ops == replays
+    assert simulated.peak_bytes == max(forward + unpacks)
 
 
 def step(ops, sizes, unpacks, natural=None):
-    """A trace from (inputs, outputs, writes) by op and bytes by value; value 0 is a source."""
+    """A trace from (inputs, outputs, writes) for each op and bytes for each value. Value 0 is a source.
+
+    `natural` gives, for values that others hold in backward, the last unpack at which they do; None: all unpacks.
+    """
     producer = {v: j for j, (_, outputs, _) in enumerate(ops) for v in outputs}
     held_until = {v: j for j, (inputs, outputs, _) in enumerate(ops) for v in (*inputs, *outputs)}
     for v, last in (natural or {}).items():
@@ -53,7 +56,7 @@ def step(ops, sizes, unpacks, natural=None):
     )
 
 
-def test_an_in_place_op_takes_over_what_only_it_wants_unless_it_will_run_again():
+def test_a_replay_overwrites_its_input_unless_the_input_has_another_user():
     a, b, c, d = 1, 2, 3, 4
     trace = step(
         [((0,), (a,), ()), ((a,), (b,), (Write(a, b, exclusive=True),)), ((b,), (c,), ()), ((b,), (d,), ())],
@@ -62,15 +65,15 @@ def test_an_in_place_op_takes_over_what_only_it_wants_unless_it_will_run_again()
     )
     keep = [False] * 4
     once = simulate(trace, keep)
-    assert once.unpack_live.tolist() == [5, 5]  # b in the memory of a, and what is asked
+    assert once.unpack_live.tolist() == [5, 5]  # b in the memory of a, and the unpacked value
     assert once.replays == (1, 1, 1, 1)
     twice = simulate(trace, keep, released={1})
-    assert twice.unpack_live.tolist() == [9, 9]  # a stays for the second time, b is a copy
+    assert twice.unpack_live.tolist() == [9, 9]  # a is used by the second replay, so b is a copy
     assert twice.replays == (1, 2, 1, 1)
     both = simulate(trace, keep, released={0, 1})
-    assert both.unpack_live.tolist() == [5, 5]  # a is made anew for the second time: b may have its memory
+    assert both.unpack_live.tolist() == [5, 5]  # a is replayed for each replay of b, so b may overwrite it
     assert both.replays == (2, 2, 1, 1)
-    # Where a is kept, b was written over it in forward: what b is made from is gone, so it is kept too.
+    # If a is kept, b overwrote it in forward. The input of b no longer exists, so b is kept too.
     kept = simulate(trace, [True, False, False, False], released={1})
     assert kept.replays == (0, 0, 1, 1)
     assert kept.unpack_live.tolist() == [5, 5]
@@ -85,7 +88,7 @@ def test_a_released_value_is_freed_after_each_use():
     assert simulate(trace, keep, released={0}).unpack_live.tolist() == [4 + 1 + 1, 1, 4 + 1, 4 + 1]
 
 
-def test_what_others_hold_is_alive_until_they_let_go():
+def test_a_value_that_others_hold_is_live_until_they_free_it():
     a, b, c = 1, 2, 3
     ops = [((0,), (a,), ()), ((a,), (b,), ()), ((b,), (c,), ())]
     freed = step(ops, sizes=[8, 4, 3, 2], unpacks=[c, c], natural={a: 0})
@@ -93,11 +96,11 @@ def test_what_others_hold_is_alive_until_they_let_go():
     assert simulate(freed, keep).unpack_live.tolist() == [4 + 3 + 2, 2]
     never = step(ops, sizes=[8, 4, 3, 2], unpacks=[c, c], natural={a: None})
     assert simulate(never, keep).unpack_live.tolist() == [4 + 3 + 2, 4 + 2]
-    # Recomputed, though others hold it: a handle cannot reach that memory, so there are two of it meanwhile.
+    # A replay makes a second copy, because a handle cannot reach the memory that others hold.
     assert simulate(never, [False] * 3).unpack_live.tolist() == [4 + 4 + 3, 4 + 2]
 
 
-def test_a_kept_value_that_is_overwritten_is_a_copy_from_then_on():
+def test_a_kept_value_is_copied_when_an_op_overwrites_it():
     a, b, c = 1, 2, 3
     trace = step(
         [((0,), (a,), ()), ((a,), (c,), ()), ((a,), (b,), (Write(a, b, exclusive=False),))],
@@ -108,18 +111,18 @@ def test_a_kept_value_that_is_overwritten_is_a_copy_from_then_on():
     assert simulate(trace, [True, False, True]).forward_live.tolist() == [4, 5, 8]
 
 
-def test_decisions_that_no_engine_could_follow_are_refused():
+def test_invalid_decisions_are_errors():
     trace = step([((0,), (1,), ()), ((1,), (2,), ())], sizes=[8, 4, 4], unpacks=[2])
     with pytest.raises(ArgumentError, match="1 decisions for 2 ops"):
         simulate(trace, [True])
-    with pytest.raises(ArgumentError, match="op 0 is to be made again"):
+    with pytest.raises(ArgumentError, match="op 0 is released, but not recomputed"):
         simulate(trace, [True, False], released={0})
     pinned = changed(trace, ops=(replace(trace.ops[0], pinned="a collective"), trace.ops[1]))
     with pytest.raises(ArgumentError, match="cannot be recomputed: a collective"):
         simulate(pinned, [False, False])
 
 
-def test_the_holders_at_the_peak_are_named_largest_first():
+def test_holders_at_the_peak_are_listed_largest_first():
     a, b, c = 1, 2, 3
     trace = step([((0,), (a,), ()), ((a,), (b,), ()), ((b,), (c,), ())], sizes=[8, 4, 6, 2], unpacks=[c])
     simulator = Simulator(Problem(trace))
@@ -129,7 +132,7 @@ def test_the_holders_at_the_peak_are_named_largest_first():
     assert simulator.run(keep).unpack_live.tolist() == [10]
 
 
-def test_a_step_without_ops_is_nothing():
+def test_a_step_without_ops_has_no_peak():
     empty = make_trace()
     assert simulate(empty, []).peak_bytes == 0
     assert solve(empty, 1).predicted_step_s == 1.0

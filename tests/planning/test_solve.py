@@ -1,4 +1,4 @@
-"""From trace and budget to plan: it fits, it is fast, and what cannot fit is explained."""
+"""`solve`: plans fit and are fast; a budget error explains what to do."""
 
 import itertools
 import re
@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from lowtide._errors import ArgumentError, BudgetError
 from lowtide.planning import BASELINES, Problem, Simulator, simulate, smallest, solve
-from lowtide.planning.candidate import judged
+from lowtide.planning.candidate import judge_decisions
 from lowtide.planning.repair import repair
 
 from .naive import naive_simulation
@@ -34,7 +34,7 @@ def peak_of(trace, baseline="keep all"):
     ],
     ids=lambda x: f"{len(x.ops)} ops" if hasattr(x, "ops") else str(x),
 )
-def test_transformers_are_planned_close_to_the_bound(trace, share, gap, seconds):
+def test_plans_are_close_to_the_bound(trace, share, gap, seconds):
     budget = int(share * peak_of(trace))
     started = time.monotonic()
     plan = solve(trace, budget)
@@ -42,8 +42,8 @@ def test_transformers_are_planned_close_to_the_bound(trace, share, gap, seconds)
     assert plan.predicted_peak_bytes <= budget
     assert plan.bound_step_s <= plan.predicted_step_s
     assert plan.gap < gap
-    released = simulate(trace, plan.keep, plan.released)
-    assert (released.peak_bytes, released.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
+    simulation = simulate(trace, plan.keep, plan.released)
+    assert (simulation.peak_bytes, simulation.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
 
 
 def test_six_thousand_ops_are_planned_in_time():
@@ -64,23 +64,23 @@ def test_six_thousand_ops_are_planned_in_time():
 
 @pytest.mark.parametrize("baseline", ["every block", "√n segments", "keep matmuls and attention"])
 @pytest.mark.parametrize("make", [gpt_trace, unfused_trace, lambda layers: unet_trace(4)])
-def test_with_the_memory_of_a_baseline_a_plan_is_at_least_as_fast(make, baseline):
+def test_a_plan_with_the_memory_of_a_baseline_is_at_least_as_fast(make, baseline):
     trace = make(6)
-    known = simulate(trace, BASELINES[baseline](Problem(trace)))
-    plan = solve(trace, known.peak_bytes, deadline_s=6)
-    assert plan.predicted_step_s <= known.step_s + 1e-9
+    simulation = simulate(trace, BASELINES[baseline](Problem(trace)))
+    plan = solve(trace, simulation.peak_bytes, deadline_s=6)
+    assert plan.predicted_step_s <= simulation.step_s + 1e-9
 
 
-def test_more_memory_never_costs_time():
+def test_a_larger_budget_is_never_slower():
     trace = gpt_trace(8)
     plain = peak_of(trace)
     times = [solve(trace, int(share * plain), deadline_s=10).predicted_step_s for share in (0.4, 0.5, 0.6, 0.8, 1.0)]
     for tighter, looser in itertools.pairwise(times):
-        assert looser <= tighter + 0.001 * trace.step_s  # the tolerance to which plans are searched
+        assert looser <= tighter + 0.001 * trace.step_s  # tolerance of the search
     assert times[-1] == trace.step_s
 
 
-def test_enough_memory_means_nothing_to_do():
+def test_everything_is_kept_if_it_fits():
     trace = gpt_trace(2)
     plan = solve(trace, peak_of(trace))
     assert all(plan.keep)
@@ -90,7 +90,7 @@ def test_enough_memory_means_nothing_to_do():
 
 @settings(max_examples=40, deadline=None)
 @given(st.one_of(traces(max_ops=8), training_traces(max_ops=8)), st.integers(1, 60))
-def test_any_trace_gets_a_plan_that_fits_or_an_error_with_a_budget_that_works(trace, budget):
+def test_a_plan_fits_or_the_error_names_a_budget_that_works(trace, budget):
     refused: BudgetError | None = None
     try:
         plan = solve(trace, budget, deadline_s=5)
@@ -107,7 +107,7 @@ def test_any_trace_gets_a_plan_that_fits_or_an_error_with_a_budget_that_works(tr
     assert plan.predicted_step_s == pytest.approx(trace.step_s + seconds)
 
 
-def test_what_cannot_fit_is_explained():
+def test_budget_error_names_the_smallest_budget_and_what_to_do():
     trace = gpt_trace(8)
     with pytest.raises(BudgetError) as caught:
         solve(trace, 2**20, deadline_s=4)
@@ -115,7 +115,7 @@ def test_what_cannot_fit_is_explained():
     assert error.budget_bytes == 2**20
     assert "a budget of 1.00 MiB cannot be met: the smallest that works is" in text
     assert f"({error.smallest_bytes} bytes)" in text
-    assert "in backward, when it needs what aten." in text
+    assert "in backward, when it unpacks the output of aten." in text
     assert re.search(r"\d+ × aten\.\S+ of transformer\.h\.\*", text)
     assert "a smaller batch" in text
     plan = solve(trace, error.smallest_bytes, deadline_s=4)
@@ -125,16 +125,15 @@ def test_what_cannot_fit_is_explained():
 
 
 @pytest.mark.parametrize("make", [gpt_trace, unfused_trace])
-def test_the_smallest_budget_is_below_every_scheme_that_people_use(make):
+def test_the_smallest_budget_is_below_the_peak_of_every_baseline(make):
     trace = make(6)
-    least = smallest(Simulator(Problem(trace)))
-    assert least.peak_bytes <= min(peak_of(trace, name) for name in BASELINES)
-    checked = simulate(trace, least.keep, least.released)
-    assert checked.peak_bytes == least.peak_bytes
+    candidate = smallest(Simulator(Problem(trace)))
+    assert candidate.peak_bytes <= min(peak_of(trace, name) for name in BASELINES)
+    simulation = simulate(trace, candidate.keep, candidate.released)
+    assert simulation.peak_bytes == candidate.peak_bytes
 
 
 def test_pinned_ops_are_kept_and_named():
-
     trace = gpt_trace(6)
     ops = tuple(replace(op, pinned="it draws") if "dropout" in op.module else op for op in trace.ops)
     trace = changed(trace, ops=ops)
@@ -144,22 +143,22 @@ def test_pinned_ops_are_kept_and_named():
     assert sum(pin.count for pin in plan.pinned) == 12
 
 
-def test_a_plan_that_nearly_fits_is_repaired():
+def test_repair_makes_a_plan_fit_that_nearly_does():
     trace = unet_trace(4)
     simulator = Simulator(Problem(trace))
-    known = judged(simulator, BASELINES["every block"](simulator.problem), solver="every block")
-    budget = int(0.95 * known.peak_bytes)
-    repaired = repair(simulator, known, budget, deadline=time.monotonic() + 10)
+    start = judge_decisions(simulator, BASELINES["every block"](simulator.problem), solver="every block")
+    budget = int(0.95 * start.peak_bytes)
+    repaired = repair(simulator, start, budget, deadline=time.monotonic() + 10)
     assert repaired is not None
     assert simulate(trace, repaired.keep, repaired.released).peak_bytes == repaired.peak_bytes <= budget
-    assert repair(simulator, known, 1, deadline=time.monotonic() + 5) is None
+    assert repair(simulator, start, 1, deadline=time.monotonic() + 5) is None
 
 
-def test_progress_is_told():
+def test_progress_is_reported():
     trace = gpt_trace(4)
-    said: list[str] = []
-    solve(trace, int(0.7 * peak_of(trace)), progress=said.append)
-    assert any("% more time" in sentence for sentence in said)
+    messages: list[str] = []
+    solve(trace, int(0.7 * peak_of(trace)), progress=messages.append)
+    assert any("% more time" in message for message in messages)
 
 
 def test_budgets_and_deadlines_must_be_positive():

@@ -1,4 +1,4 @@
-"""What a solver prints does not reach standard output."""
+"""Output of the solver goes to standard error."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ import pytest
 from lowtide.planning.solver_output import to_standard_error
 
 
-def test_only_what_is_written_meanwhile_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_output_inside_the_block_is_redirected(capfd: pytest.CaptureFixture[str]) -> None:
     c = ctypes.CDLL(None)
     c.printf(b"before;")
     with to_standard_error():
@@ -23,7 +23,7 @@ def test_only_what_is_written_meanwhile_goes_to_standard_error(capfd: pytest.Cap
     assert sorted(err.split(";")) == ["", "a solver", "its thread"]
 
 
-def test_a_process_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_standard_output_is_not_redirected(monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(descriptor: int) -> int:
         raise OSError(9, "Bad file descriptor")
 

@@ -1,4 +1,4 @@
-"""Traces for the planning tests: small random ones, and transformers of any depth."""
+"""Traces for the planning tests: small random ones, and realistic transformers and U-Nets of any depth."""
 
 from __future__ import annotations
 
@@ -24,46 +24,44 @@ def changed(trace: Trace, **fields: Any) -> Trace:
 
 
 @st.composite
-def asks_for(draw, value: int, node: int, most_other: int) -> Unpack:
-    other = draw(st.integers(0, most_other))
+def unpack_of(draw, value: int, node: int, max_other_bytes: int) -> Unpack:
+    other = draw(st.integers(0, max_other_bytes))
     return Unpack(value, node, other, 1.0, rise_bytes=draw(st.integers(0, other)))
 
 
 @st.composite
 def overheads(draw) -> dict[str, object]:
-    """The time that a replay takes beside its kernel; now and then none."""
+    """Time of a replay beside its kernel; sometimes none."""
     return {"replay_overhead_s": draw(st.sampled_from((0.0, 0.5, 3.0)))}
 
 
 @st.composite
 def modules(draw, n: int) -> list[str]:
-    """By op: the module that it runs in, several in a row in the same one, and some in one again."""
+    """By op: the module that it runs in. Several ops run in the same module, also with others in between."""
     return [f"layer.{draw(st.integers(0, 3))}" for _ in range(n)]
 
 
 @st.composite
 def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, nodes: bool = True) -> Trace:
-    """A valid trace: a DAG with sources, several outputs, in-place writes, shared asks, pinned ops."""
+    """A valid trace: a DAG with sources, several outputs, in-place writes, repeated unpacks, pinned ops."""
     n = draw(st.integers(1, max_ops))
     values: list[dict] = []
     ops: list[dict] = []
-    current: list[int] = []  # values that are the present content of their storage
+    current: list[int] = []  # values that are the current content of their storage
     for _ in range(draw(st.integers(1, 2))):
         values.append({"nbytes": 8, "made_at": None, "storage": len(values)})
         current.append(len(values) - 1)
-    overwritten: dict[int, int] = {}
     for j in range(n):
         inputs = draw(st.lists(st.sampled_from(current), min_size=1, max_size=3, unique=True))
         outputs: list[int] = []
         op_writes: list[tuple] = []
-        mine = [v for v in inputs if values[v]["made_at"] is not None]
-        if writes and mine and draw(st.integers(0, 3)) == 0:
-            old = draw(st.sampled_from(mine))
+        produced_inputs = [v for v in inputs if values[v]["made_at"] is not None]
+        if writes and produced_inputs and draw(st.integers(0, 3)) == 0:
+            old = draw(st.sampled_from(produced_inputs))
             new = len(values)
             values.append({"nbytes": values[old]["nbytes"], "made_at": j, "storage": values[old]["storage"]})
             current.remove(old)
             current.append(new)
-            overwritten[old] = j
             outputs.append(new)
             op_writes.append((old, new))
         for _ in range(draw(st.integers(0 if outputs else 1, 2))):
@@ -71,7 +69,7 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
             outputs.append(len(values) - 1)
             current.append(len(values) - 1)
         ops.append({"inputs": inputs, "outputs": outputs, "writes": op_writes})
-    made = [v for v, value in enumerate(values) if value["made_at"] is not None]
+    produced = [v for v, value in enumerate(values) if value["made_at"] is not None]
     saved = draw(st.lists(st.sampled_from(range(len(values))), unique=True, max_size=len(values)))
     read_by: dict[int, list[int]] = {}
     for j, op in enumerate(ops):
@@ -80,11 +78,11 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
     unpacks: list[Unpack] = []
     if saved:
         groups = draw(st.lists(st.lists(st.sampled_from(saved), min_size=1, max_size=3), max_size=5 if nodes else 0))
-        rest = [v for v in reversed(saved) if draw(st.integers(0, 9))]  # now and then one is never asked
+        rest = [v for v in reversed(saved) if draw(st.integers(0, 9))]  # some values are never unpacked
         groups += [[v] for v in rest]
         for node, group in enumerate(groups):
-            unpacks += [draw(asks_for(v, node, 6)) for v in group]
-    for v in made:
+            unpacks += [draw(unpack_of(v, node, 6)) for v in group]
+    for v in produced:
         last = max([values[v]["made_at"], *read_by.get(v, [])])
         until_backward = draw(st.integers(0, 5)) == 0
         first, end = (n, n + len(unpacks)) if until_backward else (last, n - 1)
@@ -98,7 +96,7 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
                 time_s=float(draw(st.integers(0, 9))),
                 inputs=tuple(op["inputs"]),
                 outputs=tuple(op["outputs"]),
-                pinned="it draws" if pins and draw(st.integers(0, 6)) == 0 else None,
+                pinned="random" if pins and draw(st.integers(0, 6)) == 0 else None,
                 other_bytes=draw(st.integers(0, 6)),
                 replay_s=draw(st.none() | st.just(0.5)),
                 writes=tuple(
@@ -117,8 +115,8 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
     )
 
 
-class TraceMaker:
-    """Writes a plausible trace op by op: times from flops and bytes, backward nodes in reverse."""
+class TraceBuilder:
+    """Builds a realistic trace op by op: times from flops and bytes, backward nodes in reverse order."""
 
     FLOPS_PER_S = 50e12
     BYTES_PER_S = 1e12
@@ -136,7 +134,8 @@ class TraceMaker:
         return len(self.values) - 1
 
     def op(self, name: str, inputs: list[int], *sizes: int, flops: float = 0.0, saves: str = "") -> int:
-        """One op; `saves` names what its backward node asks: "0", "1" for inputs, "a", "b" for outputs."""
+        """Add an op and return its first output. `saves` lists the values that its backward node unpacks: "0", "1" for
+        inputs, "a", "b" for outputs."""
         index = len(self.ops)
         outputs = []
         for nbytes in sizes:
@@ -152,9 +151,9 @@ class TraceMaker:
                 "outputs": tuple(outputs),
             }
         )
-        asked = [inputs[int(c)] if c.isdigit() else outputs[ord(c) - ord("a")] for c in saves]
-        # Backward holds the gradients of all outputs and inputs of the node at once.
-        self.nodes.append((asked, sum(self.values[v]["nbytes"] for v in {*outputs[:1], *inputs})))
+        unpacked = [inputs[int(c)] if c.isdigit() else outputs[ord(c) - ord("a")] for c in saves]
+        # A backward node holds the gradients of its first output and of its inputs at once.
+        self.nodes.append((unpacked, sum(self.values[v]["nbytes"] for v in {*outputs[:1], *inputs})))
         return outputs[0]
 
     def finish(self) -> Trace:
@@ -164,10 +163,10 @@ class TraceMaker:
             for v in (*op["inputs"], *op["outputs"]):
                 held_until[v] = j
         unpacks, saved = [], {}
-        for node, (asked, grads) in enumerate(reversed(self.nodes)):
+        for node, (unpacked, gradient_bytes) in enumerate(reversed(self.nodes)):
             done = self.parameter_bytes * node // len(self.nodes)
-            for v in asked:
-                unpacks.append(Unpack(v, node, self.parameter_bytes + done + grads, 0.0))
+            for v in unpacked:
+                unpacks.append(Unpack(v, node, self.parameter_bytes + done + gradient_bytes, 0.0))
                 saved[v] = True
         held_until[self.ops[-1]["outputs"][0]] = n + len(unpacks)  # the loss
         forward_s = sum(op["time_s"] for op in self.ops)
@@ -182,8 +181,8 @@ class TraceMaker:
 
 
 def gpt_trace(layers: int, *, batch: int = 8, seq: int = 1024, width: int = 768, heads: int = 12) -> Trace:
-    """GPT-2 with fused attention, as a recorder would see it: 12 ops a block."""
-    m = TraceMaker()
+    """GPT-2 with fused attention, as it would be recorded: 12 ops per block."""
+    m = TraceBuilder()
     rows = batch * seq
     x_bytes, vocab = 2 * rows * width, 16384
     ids = m.source(8 * rows)
@@ -239,8 +238,8 @@ def gpt_trace(layers: int, *, batch: int = 8, seq: int = 1024, width: int = 768,
 
 
 def unfused_trace(layers: int, *, batch: int = 4, seq: int = 1024, width: int = 1024, experts: int = 7) -> Trace:
-    """A transformer written out: fp32 norms, rotary positions, plain attention, dense experts; 115 ops a block."""
-    m = TraceMaker()
+    """A transformer in small ops: fp32 norms, rotary positions, plain attention, dense experts; 115 ops per block."""
+    m = TraceBuilder()
     rows, heads = batch * seq, width // 64
     half, full, scores = 2 * rows * width, 4 * rows * width, 2 * batch * heads * seq * seq
     cos, sin = m.source(2 * seq * 64), m.source(2 * seq * 64)
@@ -294,14 +293,14 @@ def unfused_trace(layers: int, *, batch: int = 4, seq: int = 1024, width: int = 
         routes = m.op("_softmax.default", [linear(y, m.module, width, 64)], 128 * rows, saves="a")
         total = None
         for expert in range(experts):
-            where = f"{block}.mlp.experts.{expert}"
-            gate, up = linear(y, f"{where}.gate", width, width // 2), linear(y, f"{where}.up", width, width // 2)
-            m.module = where
+            module = f"{block}.mlp.experts.{expert}"
+            gate, up = linear(y, f"{module}.gate", width, width // 2), linear(y, f"{module}.up", width, width // 2)
+            m.module = module
             active = m.op("silu.default", [gate], half // 2, saves="0")
             active = m.op("mul.Tensor", [active, up], half // 2, saves="01")
             active = m.op("native_dropout.default", [active], half // 2, half // 4, saves="b")
-            down = linear(active, f"{where}.down", width // 2, width)
-            m.module = where
+            down = linear(active, f"{module}.down", width // 2, width)
+            m.module = module
             chosen = m.op("select.int", [routes], 2 * rows)
             weighted = m.op("mul.Tensor", [down, chosen], half, saves="01")
             weighted = m.op("_to_copy.default", [weighted], half)
@@ -319,7 +318,7 @@ def unfused_trace(layers: int, *, batch: int = 4, seq: int = 1024, width: int = 
 
 @st.composite
 def training_traces(draw, max_ops: int = 9) -> Trace:
-    """Small steps as autograd makes them: most values saved by their readers, nodes in reverse order of forward."""
+    """Small steps as autograd makes them: ops save inputs and outputs, backward nodes in reverse order of forward."""
     n = draw(st.integers(4, max_ops))
     values: list[dict] = [{"nbytes": 8, "made_at": None, "storage": 0}]
     ops: list[dict] = []
@@ -333,7 +332,9 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
             values.append({"nbytes": draw(st.integers(1, 9)), "made_at": j, "storage": len(values)})
         ops.append({"inputs": inputs, "outputs": outputs})
         nodes.append(draw(st.lists(st.sampled_from([*inputs, *outputs]), max_size=2, unique=True)))
-    unpacks = [draw(asks_for(v, node, 9)) for node, asked in enumerate(reversed(nodes)) for v in asked]
+    unpacks = [
+        draw(unpack_of(v, node, 9)) for node, values_of_node in enumerate(reversed(nodes)) for v in values_of_node
+    ]
     for j, op in enumerate(ops):
         for v in (*op["inputs"], *op["outputs"]):
             values[v]["held_until"] = j
@@ -346,7 +347,7 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
                 time_s=float(draw(st.integers(1, 9))),
                 inputs=tuple(op["inputs"]),
                 outputs=tuple(op["outputs"]),
-                pinned="it draws" if draw(st.integers(0, 8)) == 0 else None,
+                pinned="random" if draw(st.integers(0, 8)) == 0 else None,
             )
             for j, op in enumerate(ops)
         ),
@@ -360,8 +361,8 @@ def training_traces(draw, max_ops: int = 9) -> Trace:
 
 
 def unet_trace(depth: int = 5, *, batch: int = 8, size: int = 256, width: int = 32, convs: int = 3) -> Trace:
-    """Convolutions down and up again, with long skip connections and batch norms: blocks of which no two are alike."""
-    m = TraceMaker()
+    """A U-Net with long skip connections and batch norms: no two blocks are alike."""
+    m = TraceBuilder()
     x = m.source(4 * batch * 3 * size * size)
 
     def stage(x: int, module: str, n_in: int, n_out: int, side: int) -> int:

@@ -1,20 +1,35 @@
-"""Deciding what to keep and what to recompute: `solve(trace, budget_bytes) -> Plan`. Imports no torch.
+"""Planning: `solve(trace, budget_bytes) -> Plan`. Does not import torch.
 
-    problem.py      a trace in the shape that planning reads     simulator.py   the judge of every plan
-    formulation.py  linear rows                                  milp.py        the programme on HiGHS
-    repetition.py   repeated blocks, ties                        chain.py       the programme with tied blocks
-    segments.py     cuts of the op stream                        improve.py     undoes recomputes that fit
-    bounds.py       what no plan can beat                        smallest.py    the smallest budget that works
-    baselines.py    what people do today                         plan.py        the result
-    repair.py       making a plan fit that nearly does           describing.py  in words
-    candidate.py    judged decisions                             solve.py       the front door
-    backward.py     backward, simulated                          writing.py     offloading in forward, simulated
-    link.py         how fast a store is                          packing.py     how small and fast a codec is
-    annealing.py    plans changed at random, for the better      moves.py       small changes of a plan
-    trials.py       the fast judge, for searches                 rows.py        sparse rows of a programme
-    reading.py      reading ahead in backward, simulated
+A `Trace` comes in, a `Plan` goes out. Every plan is judged by the simulator.
 
-Data flows one way: a `Trace` comes in, a `Plan` goes out, and only the simulator says what it costs.
+    solve             runs the searches in a fixed order
+    problem           a trace as lists by op, value and unpack
+    summary           descriptions of decisions, for plans and errors
+
+    simulator         peak and time of decisions
+      backward        backward, unpack by unpack
+      offload         offloading in forward
+      prefetch        prefetching in backward
+    fast_judge        a faster simulator for the searches, without offloading
+      forward_results, unpack_results, bit_layout, bits
+    candidate         decisions with their simulation
+
+    tied_milp         the MILP with shared decisions for repeated blocks
+      milp            the loop that solves, simulates and adds byte rows
+      formulation     variables and rows
+      byte_rows, held_values, rows, highs, solver_output
+    repair            makes a plan fit that exceeds the budget
+    improve           keeps more values while a plan fits; simple schemes
+    smallest          the smallest budget for which a plan is known
+    annealing         simulated annealing
+      moves           its random changes
+
+    bounds            the lower bound on time
+      stages          the bound with backward cut into stages
+      minimum_bytes   live bytes that no plan avoids
+    baselines         common checkpointing rules
+    segments          cuts of the op list
+    repetition        repeated blocks
 """
 
 from ..records.codec_cost import CodecCost

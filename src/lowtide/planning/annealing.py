@@ -1,12 +1,13 @@
-"""Plans changed at random, a few decisions at a time, also for the worse at first: simulated annealing.
+"""Simulated annealing: random small changes of a plan, accepted at first even if the plan gets worse.
 
-For budgets at which what was found is far above the bound, as it is near the smallest: there ops have to be made again
-more than once, which the programme cannot say. On the way there may be too many bytes, because from one plan that fits
-to the next there is often no other way; they have a price, which rises while there are too many and falls while there
-are not, so that the search stays where plans begin to fit. It forgets where it began: several short searches find
-better plans than a long one, as plans that are alike in cost may have little else in common.
+It runs for budgets at which the best plan so far is far above the lower bound, as it is near the smallest budget. Plans
+there recompute some ops more than once, which the MILP cannot express. Plans on the way may exceed the budget, because
+often no other path leads from one plan that fits to the next. Excess bytes have a price, in seconds per byte. It rises
+while the current plan exceeds the budget and falls while it does not, so that the search stays near plans that just
+fit. Several short searches find better plans than a long one: plans of similar cost may have little in common.
 
-The result fits and is not slower than the start. The number of moves is fixed, so the result is deterministic.
+The result fits, if the start does, and is not slower than the start. The number of moves is fixed, so the result is
+deterministic.
 """
 
 from __future__ import annotations
@@ -16,37 +17,39 @@ import random
 import time
 from dataclasses import dataclass
 
-from .bits import bits_of, members_of, where
-from .candidate import Candidate, judged
+from .bits import bits_of, bits_where, members_of
+from .candidate import Candidate, judge_decisions
 from .fast_judge import FastJudge, FastResult
 from .moves import Decisions, Moves
 from .simulator import Simulator
 
-_NAME = ", annealed"
-_TRIALS_A_GROUP = 40
-"""Plans that a search looks at, for each group of ops that is decided; if it goes on from a plan, twice as many."""
-_SIMULATOR_MOVES = 30
-"""Moves of the fast judge that take as long as one of the simulator, about."""
-_COLD = 0.001
-_MOST_PRICE, _RISE = 3000.0, 1.01
-"""The price of bytes rises to that at most, and by that from trial to trial."""
+_SUFFIX = ", annealed"
+_MOVES_PER_GROUP = 40
+"""Moves of a search from keeping everything, for each group of ops; twice as many from a plan. Doubled: twice the
+time, up to `max_moves`."""
+_FAST_MOVES_PER_SIMULATION = 30
+"""Moves of the fast judge that take about as long as one simulation."""
+_FINAL_TEMPERATURE = 0.001
+"""Temperature at the end of a search, as a share of a plain step."""
+_MAX_PRICE, _PRICE_STEP = 3000.0, 1.01
+"""Upper limit on the price of excess bytes, and the factor by which it rises or falls with each move."""
 
 
 @dataclass(frozen=True)
-class _Manner:
-    """How to search: shares of a plain step."""
+class _Settings:
+    """Settings of one search, as shares of a plain step."""
 
-    warmth: float
-    """What a change for the worse may cost, more or less, when it begins."""
+    temperature: float
+    """Mean extra time of an accepted change, at the start."""
     price: float
-    """What a budget's worth of bytes too many costs when it begins."""
-    least_price: float
+    """Price of as many excess bytes as the budget has, at the start."""
+    min_price: float
 
 
-_ANEW = _Manner(0.1, 1.0, 0.1)
-_FROM_A_PLAN = _Manner(0.02, 100.0, 10.0)  # near the smallest budgets few plans fit: do not go far from one
-_FAR_FROM_IT = _Manner(0.02, 1.0, 0.1)
-_NEAR_A_PLAN = _Manner(0.01, 100.0, 10.0)
+_FROM_KEEP_ALL = _Settings(0.1, 1.0, 0.1)
+_NEAR_FEASIBLE = _Settings(0.02, 100.0, 10.0)  # near the smallest budgets few plans fit: excess bytes are expensive
+_FAR = _Settings(0.02, 1.0, 0.1)
+_LOCAL = _Settings(0.01, 100.0, 10.0)
 
 
 def anneal(
@@ -60,106 +63,124 @@ def anneal(
 ) -> Candidate:
     """Return the fastest plan found that fits, or `start` if none is faster.
 
-    Three coolings start from the best plan, then `searches` from keeping everything, each of at most `max_moves`
-    moves. `deadline` is a safety net.
+    Three searches start from the best plan, then `searches` from keeping everything, then one from the best plan. Each
+    has at most `max_moves` moves. `deadline` is a safety net.
     """
     moves = Moves(simulator.problem, budget_bytes, start.offload)
     if not moves.groups:
         return start
     judge = _Judge(simulator, budget_bytes, start)
-    draw = random.Random(0)
+    rng = random.Random(0)
     best = start
 
-    def decided(candidate: Candidate) -> Decisions:
-        return Decisions(where(candidate.keep), bits_of(candidate.released))
-
-    def search(decisions: Decisions, manner: _Manner, trials: int) -> None:
+    def search(decisions: Decisions, settings: _Settings, n_moves: int) -> None:
         nonlocal best
-        found = _search(judge, moves, decisions, manner, min(trials, judge.affordable(max_moves)), draw, deadline)
-        other = None if found is None else judge.candidate(found)
-        if other is not None and (best.peak_bytes > budget_bytes or other.extra_s < best.extra_s):
-            best = other
+        n_moves = min(n_moves, judge.affordable_moves(max_moves))
+        found = _search(judge, moves, decisions, settings, n_moves, rng, deadline)
+        candidate = None if found is None else judge.to_candidate(found)
+        if candidate is not None and (best.peak_bytes > budget_bytes or candidate.extra_s < best.extra_s):
+            best = candidate
 
-    trials = _TRIALS_A_GROUP * len(moves.groups)
-    plain = Decisions(where(simulator.problem.keep_all()), 0)
-    for manner in (_FROM_A_PLAN, _FAR_FROM_IT, _NEAR_A_PLAN):
-        search(decided(best), manner, 2 * trials)
+    n_moves = _MOVES_PER_GROUP * len(moves.groups)
+    keep_all = Decisions(bits_where(simulator.problem.keep_all()), 0)
+    for settings in (_NEAR_FEASIBLE, _FAR, _LOCAL):
+        search(_decisions_of(best), settings, 2 * n_moves)
     for _ in range(searches):
-        search(plain.copy(), _ANEW, trials)
+        search(keep_all.copy(), _FROM_KEEP_ALL, n_moves)
     if searches:
-        search(decided(best), _NEAR_A_PLAN, 2 * trials)
+        search(_decisions_of(best), _LOCAL, 2 * n_moves)
     return best
 
 
+def _decisions_of(candidate: Candidate) -> Decisions:
+    return Decisions(bits_where(candidate.keep), bits_of(candidate.released))
+
+
 def _search(
-    judge: _Judge, moves: Moves, here: Decisions, manner: _Manner, trials: int, draw: random.Random, deadline: float
+    judge: _Judge,
+    moves: Moves,
+    current: Decisions,
+    settings: _Settings,
+    n_moves: int,
+    rng: random.Random,
+    deadline: float,
 ) -> Decisions | None:
-    """One cooling down: the quickest decisions that were seen to fit."""
+    """Run one search. Return the fastest decisions that fit, or None."""
     step_s = judge.simulator.problem.trace.step_s
-    now = judge(here)
-    if now is None:  # it replays too much
+    result = judge(current)
+    if result is None:  # too many replays
         return None
-    best, best_s = (here, now.extra_s) if not now.excess_bytes else (None, math.inf)
-    price = manner.price
-    gone, done = 0.0, 0
-    while gone < 1:
+    best, best_s = (current, result.extra_s) if not result.excess_bytes else (None, math.inf)
+    price = settings.price
+    progress, done = 0.0, 0
+    while progress < 1:
         if done % 16 == 0:
-            gone = done / trials
+            progress = done / n_moves
             if time.monotonic() > deadline:
                 break
-            warmth_s = step_s * manner.warmth * (_COLD / manner.warmth) ** gone
+            temperature_s = step_s * settings.temperature * (_FINAL_TEMPERATURE / settings.temperature) ** progress
         done += 1
-        price = min(price * _RISE, _MOST_PRICE) if now.excess_bytes else max(price / _RISE, manner.least_price)
-        price_s = price * step_s / judge.budget_bytes
-        other = here.copy()
-        moves.change(other, draw)
-        # What is accepted is drawn first: then most of the others need not be followed to the end.
-        limit_s = now.extra_s + price_s * now.excess_bytes - warmth_s * math.log(1 - draw.random())
-        then = judge(other, price_s, limit_s)
-        if then is None:
+        price = (
+            min(price * _PRICE_STEP, _MAX_PRICE)
+            if result.excess_bytes
+            else max(price / _PRICE_STEP, settings.min_price)
+        )
+        penalty_s_per_byte = price * step_s / judge.budget_bytes
+        changed = current.copy()
+        moves.change(changed, rng)
+        # The limit of acceptance is drawn before the plan is judged, so that the judge can give up most plans early.
+        cost_s = result.extra_s + penalty_s_per_byte * result.excess_bytes
+        limit_s = cost_s - temperature_s * math.log(1 - rng.random())
+        accepted = judge(changed, penalty_s_per_byte, limit_s)
+        if accepted is None:
             continue
-        here, now = other, then
-        if not now.excess_bytes and now.extra_s < best_s:
-            best, best_s = here, now.extra_s
+        current, result = changed, accepted
+        if not result.excess_bytes and result.extra_s < best_s:
+            best, best_s = current, result.extra_s
     return best
 
 
 class _Judge:
-    """What decisions cost; by the simulator where values wait elsewhere, or else in a hurry."""
+    """Judges decisions: with the fast judge, or with the simulator if ops are offloaded."""
 
     def __init__(self, simulator: Simulator, budget_bytes: int, start: Candidate) -> None:
         self.simulator = simulator
         self.budget_bytes = budget_bytes
         self._offload = start.offload
-        self._solver = f"{start.solver.removesuffix(_NAME)}{_NAME}"
-        self._trials = FastJudge(simulator.problem)
+        self._solver = f"{start.solver.removesuffix(_SUFFIX)}{_SUFFIX}"
+        self._fast_judge = FastJudge(simulator.problem)
 
-    def __call__(self, decisions: Decisions, price_s: float = 0.0, limit_s: float = math.inf) -> FastResult | None:
-        decisions.obey(self.simulator.problem)
+    def __call__(
+        self, decisions: Decisions, penalty_s_per_byte: float = 0.0, limit_s: float = math.inf
+    ) -> FastResult | None:
+        """Make the decisions effective and return their result, or None if it is above `limit_s`."""
+        decisions.make_effective(self.simulator.problem)
         if not self._offload:
-            return self._trials.judge(
+            return self._fast_judge.judge(
                 decisions.keep,
                 decisions.released,
                 self.budget_bytes,
-                price_s=price_s,
+                penalty_s_per_byte=penalty_s_per_byte,
                 limit_s=limit_s,
             )
-        candidate = self.candidate(decisions)
+        candidate = self.to_candidate(decisions)
         if candidate is None:
             return None
-        found = candidate.simulation
-        over = [(live - self.budget_bytes).clip(min=0) for live in (found.forward_live, found.unpack_live)]
-        excess = int(over[0].max(initial=0) + over[1].sum())
-        trial = FastResult(found.extra_s, found.peak_bytes, excess)
-        return trial if trial.extra_s + price_s * excess <= limit_s else None
+        simulation = candidate.simulation
+        forward_excess, unpack_excess = (
+            (live - self.budget_bytes).clip(min=0) for live in (simulation.forward_live, simulation.unpack_live)
+        )
+        excess = int(forward_excess.max(initial=0) + unpack_excess.sum())
+        result = FastResult(simulation.extra_s, simulation.peak_bytes, excess)
+        return result if result.extra_s + penalty_s_per_byte * excess <= limit_s else None
 
-    def affordable(self, moves: int) -> int:
-        """Fewer moves where every one is judged by the full simulator."""
-        return moves // _SIMULATOR_MOVES if self._offload else moves
+    def affordable_moves(self, moves: int) -> int:
+        """Return the number of moves that take as long as `moves` of the fast judge."""
+        return moves // _FAST_MOVES_PER_SIMULATION if self._offload else moves
 
-    def candidate(self, decisions: Decisions) -> Candidate | None:
-        """The judge's own word."""
-        return judged(
+    def to_candidate(self, decisions: Decisions) -> Candidate | None:
+        """Return the decisions with their simulation, or None if they replay too much."""
+        return judge_decisions(
             self.simulator,
             [bool(decisions.keep >> j & 1) for j in range(self.simulator.problem.n_ops)],
             frozenset(members_of(decisions.released)),

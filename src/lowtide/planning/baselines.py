@@ -1,7 +1,6 @@
-"""What people do today, as decisions for the same simulator: the plans to beat.
+"""Common checkpointing rules as decisions by op, for comparison with plans.
 
-Each is the rule as its users know it, translated to ops; none looks at the peak. They always return
-decisions, which need not fit any budget.
+No rule considers the peak, so the decisions may exceed any budget. Pinned ops are always kept.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ _HEAVY = re.compile(r"\b(?:add|ba)?(?:b?mm|baddbmm|addmv|linear|convolution)\b|a
 
 
 def keep_all(problem: Problem) -> list[bool]:
-    """Plain PyTorch."""
+    """Keep everything, as plain PyTorch does."""
     return problem.keep_all()
 
 
 def recompute_all(problem: Problem) -> list[bool]:
-    """Everything from the sources again (what is pinned is kept)."""
+    """Recompute everything."""
     return problem.recompute_all()
 
 
 def every_block(problem: Problem) -> list[bool]:
-    """`torch.utils.checkpoint` around every layer: keep what enters layers, and everything outside of them."""
+    """Keep the inputs of layers and everything outside layers: `torch.utils.checkpoint` around every layer."""
     return _checkpointed(problem, _segment_names(problem, 1))
 
 
 def sqrt_segments(problem: Problem) -> list[bool]:
-    """`checkpoint_sequential` with √n segments of layers."""
+    """Keep the inputs of √n segments of layers: `checkpoint_sequential`."""
     layers = len({name for name in _segment_names(problem, 1) if name})
     return _checkpointed(problem, _segment_names(problem, max(1, math.isqrt(max(1, layers)))))
 
 
 def keep_heavy_ops(problem: Problem) -> list[bool]:
-    """Selective checkpointing of every layer that keeps matrix products, convolutions and attention."""
+    """Keep matrix products, convolutions and attention too: selective checkpointing of every layer."""
     keep = every_block(problem)
     for j, op in enumerate(problem.trace.ops):
         if _HEAVY.search(op.name.removeprefix("aten.").split(".")[0]):
@@ -48,17 +47,20 @@ def keep_heavy_ops(problem: Problem) -> list[bool]:
 
 
 def knapsack(problem: Problem, budget_bytes: int) -> list[bool]:
-    """Keep the saved values that cost most time a byte while their sum fits, as compilers' partitioners do."""
+    """Keep the saved values with the highest op time per byte, as far as the sum of their bytes fits.
+
+    This is the rule of the partitioner in `torch.compile`. Other bytes count with their maximum in backward.
+    """
     keep = problem.recompute_all()
-    fixed = max((unpack.other_bytes for unpack in problem.trace.unpacks), default=0)
-    memory_budget = budget_bytes - fixed
+    other_bytes = max((unpack.other_bytes for unpack in problem.trace.unpacks), default=0)
+    free_bytes = budget_bytes - other_bytes
     saved_bytes = [sum(problem.nbytes[v] for v in outputs if problem.saved[v]) for outputs in problem.outputs]
-    memory_budget -= sum(size for size, kept in zip(saved_bytes, keep, strict=True) if kept)
-    worth = [j for j in range(problem.n_ops) if saved_bytes[j] and not keep[j]]
-    for j in sorted(worth, key=lambda j: -problem.time_s[j] / saved_bytes[j]):
-        if saved_bytes[j] <= memory_budget:
+    free_bytes -= sum(size for size, kept in zip(saved_bytes, keep, strict=True) if kept)
+    candidates = [j for j in range(problem.n_ops) if saved_bytes[j] and not keep[j]]
+    for j in sorted(candidates, key=lambda j: -problem.time_s[j] / saved_bytes[j]):
+        if saved_bytes[j] <= free_bytes:
             keep[j] = True
-            memory_budget -= saved_bytes[j]
+            free_bytes -= saved_bytes[j]
     return keep
 
 
@@ -69,11 +71,14 @@ BASELINES: dict[str, Callable[[Problem], list[bool]]] = {
     "√n segments": sqrt_segments,
     "keep matmuls and attention": keep_heavy_ops,
 }
-"""Those that need no budget, by the name under which a table shows them; `knapsack` needs one."""
+"""The rules that need no budget, by their names in tables."""
 
 
-def _segment_names(problem: Problem, layers_a_segment: int) -> list[str]:
-    """By op: the segment of layers that it is in, or "" outside of any."""
+def _segment_names(problem: Problem, layers_per_segment: int) -> list[str]:
+    """Return, by op, the number of its segment of layers, or "" outside layers.
+
+    Without numbered modules, repeated blocks of ops count as layers.
+    """
     names = layers_of(problem)
     if not any(names):
         cuts = block_cuts(problem, find_repeated_blocks(problem)) or even_cuts(problem, math.isqrt(problem.n_ops))
@@ -82,11 +87,11 @@ def _segment_names(problem: Problem, layers_a_segment: int) -> list[str]:
             names.append(f"segment.{segment}")
             segment += j in cuts
     order = {name: i for i, name in enumerate(dict.fromkeys(name for name in names if name))}
-    return [f"{order[name] // layers_a_segment}" if name else "" for name in names]
+    return [f"{order[name] // layers_per_segment}" if name else "" for name in names]
 
 
 def _checkpointed(problem: Problem, segments: list[str]) -> list[bool]:
-    """Keep what is outside of all segments, and what leaves one for another place."""
+    """Keep pinned ops, ops outside segments, and ops with an output that is read outside their segment."""
     keep = list(problem.pinned)
     for j in range(problem.n_ops):
         readers = (w for v in problem.outputs[j] for w in problem.consumers[v])

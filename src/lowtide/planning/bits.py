@@ -1,4 +1,4 @@
-"""Sets of small numbers as the bits of an int: one operation for all of their members at once."""
+"""Sets of small ints as the bits of one int, so that one operation applies to all members."""
 
 from __future__ import annotations
 
@@ -7,45 +7,46 @@ from operator import getitem
 from typing import Generic, TypeVar
 
 _CHUNK = 8
+"""Members that `Weights` adds in one lookup; a byte of the set. Each chunk has a table of 2^8 sums."""
 
 Number = TypeVar("Number", int, float)
 
 
 def bits_of(members: Iterable[int]) -> int:
-    """The set of these."""
-    found = 0
+    """Return the set of these members."""
+    bits = 0
     for member in members:
-        found |= 1 << member
-    return found
+        bits |= 1 << member
+    return bits
 
 
-def where(flags: Iterable[int | bool]) -> int:
-    """The set of the places at which something is true."""
-    return bits_of(place for place, flag in enumerate(flags) if flag)
+def bits_where(flags: Iterable[int | bool]) -> int:
+    """Return the set of the indices at which a flag is true."""
+    return bits_of(index for index, flag in enumerate(flags) if flag)
 
 
 def members_of(bits: int) -> list[int]:
-    """Who is in it, the smallest first."""
-    found = []
+    """Return the members, in ascending order."""
+    members = []
     while bits:
         lowest = bits & -bits
-        found.append(lowest.bit_length() - 1)
+        members.append(lowest.bit_length() - 1)
         bits ^= lowest
-    return found
+    return members
 
 
 class Weights(Generic[Number]):
-    """Adds up the weights of a set's members, several at a time. Always in the same order: sums are the same, too."""
+    """Sums of the weights of a set's members. The order of additions is fixed, so equal sets give equal floats."""
 
     def __init__(self, weights: Sequence[Number]) -> None:
         self._bytes = -(-len(weights) // _CHUNK)
-        self._sums: list[list[Number]] = []
+        self._sums: list[list[Number]] = []  # by chunk: the sum for each subset of the chunk
         for start in range(0, len(weights), _CHUNK):
-            sums: list[Number] = [weights[start] - weights[start]]  # of nothing
+            sums: list[Number] = [weights[start] - weights[start]]  # zero of this type, for the empty subset
             for weight in weights[start : start + _CHUNK]:
-                sums += [so_far + weight for so_far in sums]
+                sums += [total + weight for total in sums]
             self._sums.append(sums)
 
     def total(self, bits: int) -> Number:
-        """Of all members."""
+        """Return the sum over all members."""
         return sum(map(getitem, self._sums, bits.to_bytes(self._bytes, "little")))

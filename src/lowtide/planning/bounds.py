@@ -1,9 +1,12 @@
-"""A lower bound on the time of any exact plan: an LP relaxation.
+"""A lower bound on the step time of any exact plan, from LP relaxations.
 
-Valid for every plan that the engine can follow, also with several replays of one op. A saved value is held into
-backward or replayed at least once; a held value takes its bytes from the end of its natural lifetime on. Byte rows
-are added where the relaxed solution breaks them. Backward is then cut into stages at its fullest asks (`stages`).
-Not tight where the peak is inside a replay.
+The bound holds for every plan that the engine can follow, also with several replays of one op.
+
+1. The whole step (`_whole_step`): a saved value is held into backward, or replayed or restored at least once. Held
+   values take memory (`minimum_bytes`). Byte rows are added where the solution holds too many bytes.
+2. Backward in stages (`stages`): backward is cut at the unpacks with most live bytes. Usually tighter.
+
+The bound is not tight if the peak is reached during replays.
 """
 
 from __future__ import annotations
@@ -13,31 +16,34 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
 from .formulation import Formulation
+from .highs import INFEASIBLE, OPTIMAL, minimize
+from .minimum_bytes import MinimumBytes
 from .problem import Problem
-from .rows import Event, Rows
+from .rows import Event, Floats, Rows
 from .simulator import Bytes, Simulator
 from .stages import Stages
 
 _ROUNDS = 6
-_PLACES_A_ROUND = 6
+"""Rounds of solving and adding byte rows. Doubled: the same bound in most cases."""
+_EVENTS_PER_ROUND = 6
+"""Events that get a row in one round."""
 _CUTS = 2
 """Cuts of backward. Doubled: the bound gets weaker, because shares of replays spread over the stages."""
-_CROWDED = 16
-"""Asks at which the held values have to fit. Doubled: the same bound in a little more time."""
-_INFEASIBLE = 2
-_ROUNDING = 1 - 1e-9  # what HiGHS may be wrong by
+_FULL_UNPACKS = 16
+"""Unpacks at which the staged bound limits held values. Doubled: the same bound in a little more time."""
+_ROUNDING = 1 - 1e-9
+"""Correction for the tolerance of HiGHS."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What no plan can beat."""
+    """A lower bound on the step time of all plans within a budget."""
 
     step_s: float
-    impossible: bool
-    """No schedule at all fits into the budget."""
+    infeasible: bool
+    """No plan fits into the budget."""
 
 
 def lower_bound(
@@ -45,79 +51,75 @@ def lower_bound(
 ) -> Bound:
     """Return a proven lower bound on the time of a step whose peak is at most `budget_bytes`.
 
-    `unpack_live`: live bytes by unpack under a good plan; backward is cut where most are alive. By default those
-    of keeping everything. `deadline` is a safety net.
+    `unpack_live` are the live bytes by unpack under a good plan, by default under keeping everything: backward is cut
+    where they are highest. `deadline` (`time.monotonic()`) is a safety net.
     """
     plain_s = problem.trace.step_s
     model = Formulation(problem)
     if not problem.n_unpacks or not model.n_variables:
-        return Bound(plain_s, impossible=False)
-    until = math.inf if deadline is None else deadline
-    best_s, places = _whole_step(model, budget_bytes, until)
-    if best_s is not None and time.monotonic() < until:
+        return Bound(plain_s, infeasible=False)
+    deadline = math.inf if deadline is None else deadline
+    minimum_bytes = MinimumBytes(model)
+    extra_s, events = _whole_step(model, minimum_bytes, budget_bytes, deadline)
+    if extra_s is not None and time.monotonic() < deadline:
         live = Simulator(problem).run(problem.keep_all()).unpack_live if unpack_live is None else unpack_live
-        places |= {Event("unpack", k) for k in _fullest(live, _CROWDED)}
-        ordered = sorted(places, key=lambda place: (place.phase, place.index))
-        staged_s = Stages(model, budget_bytes, ordered, _fullest(live, _CUTS)).least_s(until)
-        best_s = None if staged_s is None else max(best_s, staged_s * _ROUNDING)
-    if best_s is None:
-        return Bound(plain_s, impossible=True)
-    return Bound(plain_s + best_s + problem.trace.copying_s, impossible=False)
+        events |= {Event("unpack", k) for k in _fullest_unpacks(live, _FULL_UNPACKS)}
+        cuts = _fullest_unpacks(live, _CUTS)
+        staged_s = Stages(model, minimum_bytes, budget_bytes, _ordered(events), cuts).least_s(deadline)
+        extra_s = None if staged_s is None else max(extra_s, staged_s * _ROUNDING)
+    if extra_s is None:
+        return Bound(plain_s, infeasible=True)
+    return Bound(plain_s + extra_s + problem.trace.copying_s, infeasible=False)
 
 
-def _whole_step(model: Formulation, budget_bytes: int, until: float) -> tuple[float | None, set[Event]]:
-    """Return the least extra time, or None if the values that must be held cannot fit; and the rows' places."""
-    problem = model.problem
-    rows = Rows()
-    model.structure(rows, after=-1)
-    places = {Event("unpack", 0), Event("forward", problem.n_ops - 1)}
-    pending = set(places)
-    best_s = 0.0
+def _whole_step(
+    model: Formulation, minimum_bytes: MinimumBytes, budget_bytes: int, deadline: float
+) -> tuple[float | None, set[Event]]:
+    """Return the least extra time, or None if nothing fits, and the events that have byte rows."""
+    rows = Rows(model.n_variables)
+    model.add_structure(rows, unpacked_only=True)
+    events = {Event("unpack", 0), Event("forward", model.problem.n_ops - 1)}
+    new = set(events)
+    extra_s = 0.0
     for _ in range(_ROUNDS):
-        for place in sorted(pending, key=lambda place: (place.phase, place.index)):
-            terms, fixed = model.certain_terms(place)
-            rows.add(terms, -np.inf, (budget_bytes - fixed) / model.byte_unit)
-        found = _relaxed(model, rows, until)
-        if found.status == _INFEASIBLE:
+        for event in _ordered(new):
+            terms, fixed_bytes = minimum_bytes.terms(event)
+            rows.add(terms, -np.inf, (budget_bytes - fixed_bytes) / model.byte_unit)
+        found = minimize(model.cost(), rows, model.upper_limits(), deadline=deadline)
+        if found.status == INFEASIBLE:
             return None, set()
-        if found.status != 0:
+        if found.status != OPTIMAL:
             break
-        best_s = max(best_s, float(found.fun) * model.time_unit * _ROUNDING)
-        pending = _broken(model, found.x, budget_bytes) - places
-        if not pending or time.monotonic() > until:
+        extra_s = max(extra_s, float(found.fun) * model.time_unit * _ROUNDING)
+        new = _overfull_events(minimum_bytes, found.x, budget_bytes) - events
+        if not new or time.monotonic() > deadline:
             break
-        places |= pending
-    return best_s, places
+        events |= new
+    return extra_s, events
 
 
-def _relaxed(model: Formulation, rows: Rows, until: float) -> OptimizeResult:
-    count = model.n_variables
-    left_s = until - time.monotonic()
-    return milp(
-        model.cost(),
-        constraints=LinearConstraint(rows.matrix(count), rows.low, rows.high),
-        bounds=Bounds(0, model.upper()),
-        options={"time_limit": max(0.05, left_s)} if math.isfinite(left_s) else {},
-    )
+def _ordered(events: set[Event]) -> list[Event]:
+    return sorted(events, key=lambda event: (event.phase, event.index))
 
 
-def _fullest(live: Bytes, count: int) -> list[int]:
-    """The asks at which most is alive, apart from each other."""
+def _fullest_unpacks(live_bytes: Bytes, count: int) -> list[int]:
+    """Return `count` unpacks with most live bytes, at some distance from each other."""
     picked: list[int] = []
-    for k in np.argsort(-live, kind="stable"):
-        if all(abs(int(k) - other) > len(live) // 40 for other in picked):
+    for k in np.argsort(-live_bytes, kind="stable"):
+        if all(abs(int(k) - other) > len(live_bytes) // 40 for other in picked):
             picked.append(int(k))
         if len(picked) == count:
             break
     return picked
 
 
-def _broken(model: Formulation, x: np.ndarray[tuple[int], np.dtype[np.float64]], budget_bytes: int) -> set[Event]:
-    """The places at which the relaxed solution holds the most bytes too many."""
+def _overfull_events(minimum_bytes: MinimumBytes, x: Floats, budget_bytes: int) -> set[Event]:
+    """Return the events at which the relaxed solution `x` exceeds the budget most."""
     found: list[tuple[float, Event]] = []
-    for phase, live in zip(("forward", "unpack"), model.certain_bytes(x), strict=True):
-        excess = live - budget_bytes * (1 + 1e-7)
-        for k in np.argsort(-excess)[: 4 * _PLACES_A_ROUND]:
-            if excess[k] > 0 and not any(p.phase == phase and abs(p.index - int(k)) < 3 for _, p in found):
+    for phase, live_bytes in zip(("forward", "unpack"), minimum_bytes.totals(x), strict=True):
+        excess = live_bytes - budget_bytes * (1 + 1e-7)
+        for k in np.argsort(-excess)[: 4 * _EVENTS_PER_ROUND]:
+            near = any(event.phase == phase and abs(event.index - int(k)) < 3 for _, event in found)
+            if excess[k] > 0 and not near:
                 found.append((float(excess[k]), Event(phase, int(k))))
-    return {place for _, place in sorted(found, key=lambda item: -item[0])[:_PLACES_A_ROUND]}
+    return {event for _, event in sorted(found, key=lambda item: -item[0])[:_EVENTS_PER_ROUND]}

@@ -1,10 +1,11 @@
-"""The judge in a hurry: bytes and time of a plan, and nothing else, for searches that look at thousands of plans.
+"""The fast judge: time and peak of a plan and nothing else, for searches that look at thousands of plans.
 
-It follows the same rules as `Simulator` and comes to the same numbers (a test compares them), many times as fast: from
-plan to plan little changes, so how forward ends is remembered by what is kept, and how an ask is answered by what that
-depended on. And it gives a plan up as soon as that is worse than the caller would accept, which is soon, since what is
-made again at least once is known from the beginning.
-It knows no stores and no packing. Whatever is found with it is judged by the simulator before it is handed on.
+It follows the rules of `backward` and gives the same numbers as `Simulator` (a test compares them), many times as fast.
+Plans in a search differ little, so results are cached: of forward by the set of kept ops, and of each unpack by the
+part of the state that it depends on. A plan is given up as soon as it is worse than the caller accepts. This is early,
+because a lower bound on its time is known from the start.
+
+The fast judge knows no offloading. The simulator judges every plan again before a search returns it.
 """
 
 from __future__ import annotations
@@ -13,35 +14,35 @@ import math
 from typing import NamedTuple
 
 from .bit_layout import BitLayout
-from .candidate import most_replays
+from .candidate import max_replays
 from .forward_results import ForwardResults
 from .problem import Problem
-from .unpack_results import UnpackJudge, UnpackResult
+from .unpack_results import UnpackResult, UnpackSimulator
 
-_MOST_ANSWERS = 16
-"""Answers that are remembered of each ask."""
+_CACHE_SIZE = 16
+"""Results in the cache of each unpack. Doubled: annealing takes the same time within 2 %."""
 
 
 class FastResult(NamedTuple):
-    """What a plan takes and needs."""
+    """Time and bytes of a plan."""
 
     extra_s: float
     peak_bytes: int
     excess_bytes: int
-    """Bytes above the budget: the most of forward, and of every ask, added up."""
+    """Bytes above the budget: at the peak of forward, and at every unpack, in total."""
 
 
 class FastJudge:
-    """Judges decisions for one problem whose values are all kept in memory or recomputed."""
+    """Judges decisions for one problem without offloading."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._layout = BitLayout(problem)
-        self._beginnings = ForwardResults(self._layout)
-        self._answering = UnpackJudge(self._layout)
-        # By ask, those that applied last first.
-        self._answers = [[UnpackResult.of_no_state(self._layout)] for _ in range(problem.n_unpacks)]
-        self._most_replays = most_replays(problem.n_ops)
+        self._forward_results = ForwardResults(self._layout)
+        self._unpack_simulator = UnpackSimulator(self._layout)
+        # By unpack: its cache, the result used last first.
+        self._unpack_results = [[UnpackResult.never_valid(self._layout)] for _ in range(problem.n_unpacks)]
+        self._max_replays = max_replays(problem.n_ops)
 
     def judge(
         self,
@@ -49,62 +50,63 @@ class FastJudge:
         released: int,
         budget_bytes: int,
         *,
-        price_s: float = 0.0,
+        penalty_s_per_byte: float = 0.0,
         limit_s: float = math.inf,
     ) -> FastResult | None:
-        """Follow the decisions: the set of ops that are kept, as the engine obeys it, and of recomputed ops whose
-        values are released after use (`bits`).
+        """Return time and bytes of a plan.
 
-        None as soon as the extra time, with `price_s` for each byte too many, is above `limit_s`; or if there are more
-        replays than anybody would want.
+        `keep` and `released` are sets of ops (`bits`) as the engine executes them: `keep` is effective, and released
+        ops are recomputed. The result is None if the extra time plus `penalty_s_per_byte` for each excess byte is
+        above `limit_s`, or if there are too many replays (`max_replays`).
         """
         layout = self._layout
-        begins = self._beginnings.of(keep)
-        extra = begins.least_s
-        if extra > limit_s:
+        forward = self._forward_results.of(keep)
+        extra_s = forward.min_extra_s
+        if extra_s > limit_s:
             return None
-        peak = self._beginnings.peak_bytes(begins)
+        peak = self._forward_results.peak_bytes(forward)
         excess = max(0, peak - budget_bytes)
-        if extra + price_s * excess > limit_s:
+        if extra_s + penalty_s_per_byte * excess > limit_s:
             return None
-        state = begins.state | released << layout.away
-        live = begins.live_bytes
+        state = forward.state | released << layout.released
+        live = forward.live_bytes
         replays = 0
-        for k, known in enumerate(self._answers):
-            looked_at, before, changed, most, more, replay_s, times = known[0]
-            if (state ^ before) & looked_at:
-                answer = self._answer(k, state, limit_s - extra - price_s * excess, self._most_replays - replays)
-                if answer is None:
+        for k, cache in enumerate(self._unpack_results):
+            depends_on, state_before, changed, unpack_peak, live_change, repeats_s, unpack_replays = cache[0]
+            if (state ^ state_before) & depends_on:
+                spare_s = limit_s - extra_s - penalty_s_per_byte * excess
+                result = self._unpack(k, state, spare_s, self._max_replays - replays)
+                if result is None:
                     return None
-                _, _, changed, most, more, replay_s, times = answer
-            if times:
-                replays += times
-                extra += replay_s
-                if replays > self._most_replays or extra + price_s * excess > limit_s:
+                _, _, changed, unpack_peak, live_change, repeats_s, unpack_replays = result
+            if unpack_replays:
+                replays += unpack_replays
+                extra_s += repeats_s
+                if replays > self._max_replays or extra_s + penalty_s_per_byte * excess > limit_s:
                     return None
-            most += live
-            if most > peak:
-                peak = most
-            if most > budget_bytes:
-                excess += most - budget_bytes
-                if extra + price_s * excess > limit_s:
+            unpack_peak += live
+            if unpack_peak > peak:
+                peak = unpack_peak
+            if unpack_peak > budget_bytes:
+                excess += unpack_peak - budget_bytes
+                if extra_s + penalty_s_per_byte * excess > limit_s:
                     return None
-            live += more
+            live += live_change
             state ^= changed
-        return FastResult(extra, peak, excess)
+        return FastResult(extra_s, peak, excess)
 
-    def _answer(self, k: int, state: int, most_s: float, most_replays: int) -> UnpackResult | None:
-        """As it was answered before, or else anew."""
-        known = self._answers[k]
-        for place, answer in enumerate(known):
-            if not (state ^ answer.before) & answer.looked_at:
-                del known[place]
+    def _unpack(self, k: int, state: int, limit_s: float, max_replays: int) -> UnpackResult | None:
+        """Return the result of unpack k, from the cache if it has one for this state."""
+        cache = self._unpack_results[k]
+        for index, result in enumerate(cache):
+            if not (state ^ result.state_before) & result.depends_on:
+                del cache[index]
                 break
         else:
-            found = self._answering.answer(k, state, most_s=most_s, most_replays=most_replays)
-            if found is None:
+            simulated = self._unpack_simulator.run(k, state, limit_s=limit_s, max_replays=max_replays)
+            if simulated is None:
                 return None
-            answer = found
-            del known[_MOST_ANSWERS - 1 :]
-        known.insert(0, answer)
-        return answer
+            result = simulated
+            del cache[_CACHE_SIZE - 1 :]
+        cache.insert(0, result)
+        return result

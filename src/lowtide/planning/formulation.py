@@ -1,411 +1,232 @@
-"""The core of the planner as linear rows: at most one recompute per op, bytes at any op and any ask.
-
-Where values may wait elsewhere, `o` is a third choice: in a store, no bytes from forward's last use until it is read
-back, which takes time (writes and reads are hidden behind ops as far as there are enough); or packed, fewer bytes.
-
-Variables are shared by *ties*: ops with one tie get one decision, so that repeated blocks make a small
-model; without ties every op has its own. `s` (held into backward) is binary; `r` (replayed) and what follows
-from both are continuous, because with `s` integral their least values are integral.
-
-Rows are optimistic or safe about what is alive only inside one resolve: optimistic rows leave it out (and are
-then valid for this class of plans up to the other approximations below), safe ones count all of it. Neither
-is exact; the simulator has the last word.
-"""
+"""The mixed integer programme of the planner: which values to hold, recompute, offload or compress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from .problem import Problem
-from .rows import Event, Floats, Rows
+from .rows import Floats, Rows, Terms, sum_terms
 
 
 class Formulation:
-    """Variables and rows for one problem; rows of bytes are made for one place at a time."""
+    """Variables and rows of one problem, for plans that replay every op at most once.
+
+    An op i or j, a value v, and an unpack k are indices. "Stored" means offloaded or compressed. All variables are
+    between 0 and 1:
+
+    V1. `held[j]`, binary: the saved outputs of j are held in memory until backward.
+    V2. `replayed[j]`: j is replayed in backward. 0 for pinned ops.
+    V3. `stored[j]`, binary: the outputs of j are stored. Only for ops whose outputs can be stored.
+    V4. `held_output[v]`: v is held too. Only for unsaved outputs of ops with several outputs. A lone output is held
+        if `held[j]`.
+    V5. `early[j, k]`: j has been replayed by unpack k, and none of its outputs has been unpacked by k.
+    V6. `fetched[v, k]`: v is stored and has been fetched or decompressed by unpack k for a replay, and v itself has
+        not been unpacked by k.
+    V7. `write_wait`, `read_wait`: waiting time in forward and backward, as a share of all write and read time.
+
+    Only V1 and V3 are binary. If they are integral, the smallest feasible values of V2 and V4 to V6 are integral too.
+    Minimize Σ replay time · V2 + Σ round trip time · V3 + waiting time (V7), subject to these rows:
+
+    R1. j makes a saved value: `held[j] + stored[j] + replayed[j] ≥ 1`
+    R2. j overwrites a value that i makes: `held[i] + replayed[j] ≤ 1`; a source: `replayed[j] ≤ 0`
+    R3. j reads a value that i makes: `held[i] + stored[i] + replayed[i] ≥ replayed[j]`
+    R4. j reads v, an output of i with a V4: `held_output[v] ≥ held[i] + replayed[j] - 1`
+    R5. Live bytes at one event ≤ budget (`byte_rows`). The rows at unpack k use V5 and V6, and `done(j, k)`:
+        `replayed[j]` if an output of j has been unpacked by k, otherwise `early[j, k]`.
+    R6. j reads a value that i makes: `early[i, k] ≥ done(j, k) - held[i] - stored[i]`
+    R7. j reads v, an output of i: `fetched[v, k] ≥ done(j, k) + stored[i] - 1`
+    R8. Writes run beside forward, prefetches beside backward and replays; the rest is waited for:
+        `Σ write time · stored ≤ forward time + write wait`,
+        `Σ read time · stored ≤ backward time + Σ replay time · replayed + read wait`
+
+    The variables of ops with equal labels in `ties` are shared, so that a model of repeated blocks stays small.
+    """
 
     def __init__(self, problem: Problem, ties: Sequence[int] | None = None) -> None:
         self.problem = problem
         n = problem.n_ops
+        self.replayed_by = _replayed_by(problem)
+        """By op: the unpack by which it has been replayed, if it is. `n_unpacks + 1`: no saved value depends on it."""
+        self.relevant = [k <= problem.n_unpacks for k in self.replayed_by]
+        """By op: whether a saved value depends on it. Other ops have no variables."""
+        self.last_needed = self._last_needed()
+        """By value: the last unpack at which its handle or a replay may need it."""
         labels = list(range(n)) if ties is None else list(ties)
-        self.replayed_at = _replayed_at(problem)
-        self.last_wanted = self._find_last_wanted()
-        # Only what some saved value is made from can be worth keeping or recomputing.
-        self.relevant = [at <= problem.n_unpacks for at in self.replayed_at]
-        classes: dict[int, int] = {}
-        self.op_class = [classes.setdefault(labels[j], len(classes)) if self.relevant[j] else -1 for j in range(n)]
-        self.n_classes = len(classes)
-        movable = sorted({self.op_class[j] for j in range(n) if self.relevant[j] and problem.offloadable[j]})
-        self._o = {c: 2 * self.n_classes + k for k, c in enumerate(movable)}
-        self._first_own = 2 * self.n_classes + len(movable)
-        self.n_variables = self._first_own
-        self.binary = [*range(self.n_classes), *self._o.values()]
+        groups: dict[int, int] = {}
+        self._group = [groups.setdefault(labels[j], len(groups)) if self.relevant[j] else -1 for j in range(n)]
+        self.n_groups = len(groups)
+        storable = sorted({self._group[j] for j in range(n) if self.relevant[j] and problem.offloadable[j]})
+        self._stored = {group: 2 * self.n_groups + i for i, group in enumerate(storable)}
+        self._first_v4 = 2 * self.n_groups + len(storable)
+        self.n_variables = self._first_v4
+        """Number of V1 to V4."""
+        self.binary = [*range(self.n_groups), *self._stored.values()]
         self.held_variable = self._held_variables()
+        """By value: its V4, or the V1 of its op. -1 if no plan holds it."""
         self.byte_unit = max(1.0, float(max(problem.nbytes, default=1)) / 1000.0)
         self.time_unit = max(sum(problem.time_s) / 1000.0, 1e-12)
-        self._values = np.array([v for v in range(problem.n_values) if self.held_variable[v] >= 0], dtype=np.int64)
-        self._held = np.array(self.held_variable, dtype=np.int64)[self._values]
-        self._bytes = np.array(problem.nbytes, dtype=np.float64)[self._values] / self.byte_unit
-        self._maker = np.array(problem.producer, dtype=np.int64)[self._values]
-        self._natural_end = np.array(problem.natural_end, dtype=np.int64)[self._values]
-        self._natural_last_unpack = np.array(problem.natural_last_unpack, dtype=np.int64)[self._values]
-        self._last_wanted = np.array(self.last_wanted, dtype=np.int64)[self._values]
-        self._first_unpack = np.array(problem.first_unpack, dtype=np.int64)[self._values]
-        # What is left in memory of saved values that are away, and the variables that say so; mostly nothing.
-        resting = [
-            problem.residual_bytes(int(v)) if problem.offloadable[problem.producer[v]] and problem.saved[v] else 0
-            for v in self._values
-        ]
-        self._resting = np.array(resting, dtype=np.float64) / self.byte_unit
-        self._away = np.array(
-            [self.o(problem.producer[v]) if rests else 0 for v, rests in zip(self._values, resting, strict=True)],
-            dtype=np.int64,
-        )
-        self._natural_forward, self._natural_backward = _natural_bytes(problem)
-        self._settle_certain()
 
-    def s(self, op: int) -> int:
-        """The variable "op is held"."""
-        return self.op_class[op]
+    # Variables
 
-    def r(self, op: int) -> int:
-        """The variable "op is replayed"."""
-        return self.n_classes + self.op_class[op]
+    def held(self, op: int) -> int:
+        """Return the number of V1 for `op`."""
+        return self._group[op]
 
-    def o(self, op: int) -> int:
-        """The variable "what op makes waits elsewhere", of ops for which there is that choice."""
-        return self._o[self.op_class[op]]
+    def replayed(self, op: int) -> int:
+        """Return the number of V2 for `op`."""
+        return self.n_groups + self._group[op]
 
-    def there(self, op: int) -> dict[int, float]:
-        """ "op is held, or elsewhere": without being replayed, it can be had."""
-        return {self.s(op): 1.0, **({self.o(op): 1.0} if self.problem.offloadable[op] else {})}
+    def stored(self, op: int) -> int:
+        """Return the number of V3 for `op`, whose outputs must be storable."""
+        return self._stored[self._group[op]]
 
-    def cost(self) -> Floats:
-        """Time that replays, offloading and compressing take at least, in units of `time_unit`."""
-        problem = self.problem
-        cost = np.zeros(self.n_variables)
-        for j in range(problem.n_ops):
-            if self.relevant[j]:
-                cost[self.r(j)] += problem.replay_overhead_s[j] / self.time_unit
-                if problem.offloadable[j]:
-                    cost[self.o(j)] += self.move_s(j) / self.time_unit
-        return cost
-
-    def move_s(self, op: int) -> float:
-        """What it takes at least that op's values wait elsewhere."""
-        problem, link = self.problem, self.problem.link
-        if problem.packed[op]:
-            asked = [v for v in problem.moved(op) if problem.saved[v] and problem.last_unpack[v] >= 0]
-            trips = [
-                codec_cost.compression_s(problem.nbytes[v]) + codec_cost.decompression_s(problem.nbytes[v])
-                for v in asked or problem.moved(op)
-                if (codec_cost := problem.codec_cost[v]) is not None
-            ]
-            return sum(trips) if asked else min(trips)
-        assert link is not None
-        moved = self._moved_bytes(op)
-        return link.put_slowdown_s(moved) + min(link.blocking_fetch_s(moved), link.prefetch_slowdown_s(moved))
-
-    def waiting_rows(self, rows: Rows, new: Callable[[], int]) -> list[tuple[int, float]]:
-        """Forward hides as much writing, and backward as much reading ahead, as they take time themselves.
-
-        The rest is waited for: variables and their units. Not for lower bounds, as what is not read ahead is not in it.
-        """
-        problem, link = self.problem, self.problem.link
-        if link is None or not self._o:
-            return []
-        moved = {
-            j: self._moved_bytes(j)
-            for j in range(problem.n_ops)
-            if self.relevant[j] and problem.offloadable[j] and not problem.packed[j]
-        }
-        writing = {j: link.write_s(nbytes) for j, nbytes in moved.items()}
-        reading = {j: link.prefetch_read_s(nbytes) for j, nbytes in moved.items() if link.prefetch_pays(nbytes)}
-        backward_s = sum(unpack.time_s for unpack in problem.trace.unpacks)
-        replays = {self.r(j): 0.0 for j in range(problem.n_ops) if self.relevant[j]}
-        for j in range(problem.n_ops):
-            if self.relevant[j]:
-                replays[self.r(j)] -= problem.replay_overhead_s[j]
-        waited = []
-        for busy, beside_s, replaying in ((writing, sum(problem.time_s), {}), (reading, backward_s, replays)):
-            all_s = sum(busy.values())
-            if not all_s:  # there is nothing to wait for
-                continue
-            waited.append((new(), all_s))
-            terms = [*((self.o(j), seconds) for j, seconds in busy.items()), *replaying.items()]
-            scaled = [(variable, seconds / all_s) for variable, seconds in terms]
-            rows.add(_sum([*scaled, (waited[-1][0], -1.0)]), -np.inf, beside_s / all_s)
-        return waited
-
-    def _moved_bytes(self, op: int) -> int:
-        """What is written and read at least if op is offloaded: what is asked for, or one value if none is."""
-        problem = self.problem
-        asked = [problem.nbytes[v] for v in problem.outputs[op] if problem.saved[v] and problem.last_unpack[v] >= 0]
-        return sum(asked) or min(problem.nbytes[v] for v in problem.outputs[op])
-
-    def upper(self) -> Floats:
-        """Upper bounds: nothing pinned is replayed."""
-        upper = np.ones(self.n_variables)
-        for j in range(self.problem.n_ops):
-            if self.relevant[j] and self.problem.pinned[j]:
-                upper[self.r(j)] = 0.0
-        return upper
-
-    def structure(self, rows: Rows, *, after: int | None = None) -> None:
-        """What is saved is held or replayed; so is what a replay reads. What is written over held memory is held.
-
-        `after` an ask (-1: all of backward), for lower bounds: only what is asked for later, from what is there
-        then. What is never asked for may be neither held nor replayed.
-        """
-        problem = self.problem
-        for j in range(problem.n_ops):
-            if not self.relevant[j]:
-                continue
-            if any(
-                problem.saved[v] and (after is None or (problem.last_unpack[v] > after and not self.answered(v, after)))
-                for v in problem.outputs[j]
-            ):
-                rows.add(self.there(j) | {self.r(j): 1.0}, 1.0, np.inf)
-            if problem.pinned[j]:
-                continue
-            for i in problem.over[j]:
-                # What is written over memory that is held cannot be made again.
-                rows.add({self.s(i): 1.0, self.r(j): 1.0} if i >= 0 else {self.r(j): 1.0}, -np.inf, float(i >= 0))
-            for u in problem.inputs[j]:
-                producer = problem.producer[u]
-                if after is not None and self.answered(u, after):
-                    continue
-                if self.s(producer) != self.s(j):
-                    rows.add(self.there(producer) | {self.r(producer): 1.0, self.r(j): -1.0}, 0.0, np.inf)
-                held = self.held_variable[u]
-                if held >= self._first_own:
-                    rows.add(_sum([(held, 1.0), (self.s(producer), -1.0), (self.r(j), -1.0)]), -1.0, np.inf)
-
-    def bytes_row(
-        self, rows: Rows, place: Event, budget: float, *, safe: bool, reach: int, new: Callable[[], int]
-    ) -> None:
-        """All bytes alive at `place` fit into `budget`. `reach`: how many asks ahead a replay may reach."""
-        if place.phase == "forward":
-            terms, fixed = self._forward_terms(place.index)
-        else:
-            terms, inside, fixed = self._ask_terms(rows, place.index, reach, new)
-            if safe:  # what is alive inside the resolve is there before the node makes anything
-                rise = self.problem.rise_bytes[place.index]
-                rows.add(_sum([*terms.items(), *inside]), -np.inf, (budget - fixed + rise) / self.byte_unit)
-        rows.add(terms, -np.inf, (budget - fixed) / self.byte_unit)
-
-    def held_terms(self, place: Event) -> tuple[dict[int, float], float]:
-        """What is held at `place` whatever the replays do, and the bytes that no decision changes."""
-        if place.phase == "forward":
-            return self._forward_terms(place.index)
-        k = place.index
-        alive = (self._last_wanted >= k) & (self._natural_last_unpack < k)
-        fixed = self.problem.trace.unpacks[k].other_bytes + self._natural_backward[k]
-        return self._summed(alive, alive & (self._first_unpack > k)), float(fixed)
-
-    def certain_terms(self, place: Event) -> tuple[dict[int, float], float]:
-        """Like `held_terms`, but only what no exact schedule can avoid: for lower bounds."""
-        if place.phase == "forward":
-            return self._forward_terms(place.index)
-        k = place.index
-        starts, ends = self._certainly_held
-        terms = self._summed((starts <= k) & (k <= ends) & (self._natural_last_unpack < k))
-        fixed = self.problem.trace.unpacks[k].other_bytes + self._natural_backward[k]
-        return terms, float(fixed + self._answered_bytes[k])
-
-    def state_terms(self, k: int) -> tuple[dict[int, float], float]:
-        """What is there once ask k has been answered, if `s` says just that: for lower bounds, with `after=k`."""
-        problem = self.problem
-        answered = np.array([self.answered(int(v), k) for v in self._values], dtype=bool)
-        terms = self._summed(~answered & (self._natural_last_unpack < k))
-        fixed = problem.trace.unpacks[k].other_bytes + self._natural_backward[k] + self._answered_bytes[k]
-        return terms, float(fixed)
-
-    def answered(self, v: int, k: int) -> bool:
-        """Whether v has been asked for by ask k, and its handle is still there."""
-        return self.problem.saved[v] and self.problem.first_unpack[v] <= k <= self.problem.handle_end[v]
-
-    def certain_bytes(self, x: Floats) -> tuple[Floats, Floats]:
-        """By op and by ask: what the rows of `certain_terms` come to for a solution."""
-        problem = self.problem
-        held = (x[self._held] * self._bytes + x[self._away] * self._resting) * self.byte_unit
-        forward = np.zeros(problem.n_ops + 1)
-        start = np.maximum(self._maker, self._natural_end + 1)
-        np.add.at(forward, np.minimum(start, problem.n_ops), held)
-        forward_other = np.array([op.other_bytes for op in problem.trace.ops]) + self._natural_forward[: problem.n_ops]
-        backward = np.zeros(problem.n_unpacks + 2)
-        starts, ends = self._certainly_held
-        starts = np.maximum(starts, self._natural_last_unpack + 1)
-        some = starts <= ends
-        np.add.at(backward, np.minimum(starts[some], problem.n_unpacks), held[some])
-        np.subtract.at(backward, np.minimum(ends[some], problem.n_unpacks) + 1, held[some])
-        backward_other = np.array([unpack.other_bytes for unpack in problem.trace.unpacks], dtype=float)
-        backward_other += self._natural_backward[: problem.n_unpacks] + self._answered_bytes[: problem.n_unpacks]
-        return (
-            np.cumsum(forward)[: problem.n_ops] + forward_other,
-            np.cumsum(backward)[: problem.n_unpacks] + backward_other,
-        )
-
-    def _settle_certain(self) -> None:
-        """What is held for sure: into the first ask, and what is saved until it has first been asked for.
-
-        From then until its handle is gone it is there whether it was held or replayed: bytes of no decision.
-        """
-        problem = self.problem
-        answered = np.zeros(problem.n_unpacks + 2)
-        starts = np.zeros(problem.n_values, dtype=np.int64)
-        ends = np.zeros(problem.n_values, dtype=np.int64)
-        for v in range(problem.n_values):
-            if problem.saved[v]:
-                ends[v] = min(problem.first_unpack[v], problem.n_unpacks) - 1
-                # What lives until backward anyway is there without us.
-                first = max(problem.first_unpack[v], problem.natural_last_unpack[v] + 1)
-                if first <= problem.handle_end[v] and problem.first_unpack[v] < problem.n_unpacks:
-                    answered[first] += problem.nbytes[v]
-                    answered[min(problem.handle_end[v], problem.n_unpacks) + 1] -= problem.nbytes[v]
-        self._certainly_held = (starts[self._values], ends[self._values])
-        self._answered_bytes: Floats = np.cumsum(answered)
-
-    def _forward_terms(self, j: int) -> tuple[dict[int, float], float]:
-        alive = (self._maker <= j) & (self._natural_end < j)
-        return self._summed(alive), float(self.problem.trace.ops[j].other_bytes + self._natural_forward[j])
-
-    def _ask_terms(
-        self, rows: Rows, k: int, reach: int, new: Callable[[], int]
-    ) -> tuple[dict[int, float], list[tuple[int, float]], float]:
-        """The bytes at ask k, those that are there only while it is answered, and those of no decision.
-
-        With new variables for ops that may have been replayed before they are asked.
-        """
-        problem = self.problem
-        terms, fixed = self.held_terms(Event("unpack", k))
-        inside: list[tuple[int, float]] = []
-        early: dict[int, int] = {}
-        back: dict[int, int] = {}  # by value: the variable "it has been read from the store for a replay"
-
-        def done(op: int) -> int:
-            """The variable "op has been replayed by ask k", or -1 where it cannot have been."""
-            if self._asked_by(op, k):
-                return self.r(op)
-            return early.get(op, -1)
-
-        def count_if_wanted(variable: int, v: int) -> None:
-            """What a variable stands for has v in memory at ask k, if anybody wants it then."""
-            wanted, units = self.last_wanted[v], problem.nbytes[v] / self.byte_unit
-            if wanted > k or (wanted == k and problem.saved[v]):
-                terms[variable] = terms.get(variable, 0.0) + units
-            elif wanted == k:
-                inside.append((variable, units))
-
-        for w in range(problem.n_ops - 1, -1, -1):
-            if not self.relevant[w] or problem.pinned[w]:
-                continue
-            variable = done(w)
-            if variable < 0:
-                continue
-            for u in problem.inputs[w]:
-                op = problem.producer[u]
-                if problem.offloadable[op] and problem.first_unpack[u] > k:
-                    if u not in back:
-                        back[u] = new()
-                    rows.add(_sum([(back[u], 1.0), (variable, -1.0), (self.o(op), -1.0)]), -1.0, np.inf)
-                if problem.pinned[op] or self._asked_by(op, k) or self.replayed_at[op] > k + reach:
-                    continue
-                if op not in early:
-                    early[op] = new()
-                there = [(c, 1.0) for c in self.there(op)]
-                rows.add(_sum([(early[op], 1.0), (variable, -1.0), *there]), 0.0, np.inf)
-            for v in problem.outputs[w]:
-                count_if_wanted(variable, v)
-        for v, variable in back.items():
-            count_if_wanted(variable, v)
-        for j in range(problem.n_ops):
-            if self.relevant[j] and problem.offloadable[j]:
-                for v in problem.outputs[j]:
-                    if problem.first_unpack[v] <= k:
-                        count_if_wanted(self.o(j), v)
-        return terms, inside, fixed
-
-    def _asked_by(self, op: int, k: int) -> bool:
-        return any(self.problem.first_unpack[v] <= k for v in self.problem.outputs[op])
-
-    def _summed(self, alive: npt.NDArray[np.bool_], resting: npt.NDArray[np.bool_] | None = None) -> dict[int, float]:
-        """The bytes of these values where they are held, and of those `resting` (all) where they are away."""
-        totals = np.bincount(self._held[alive], weights=self._bytes[alive], minlength=self.n_variables)
-        resting = alive if resting is None else resting
-        totals += np.bincount(self._away[resting], weights=self._resting[resting], minlength=self.n_variables)
-        return {int(c): float(totals[c]) for c in np.flatnonzero(totals)}
+    def held_or_stored(self, op: int) -> Terms:
+        """Return the terms V1 + V3 for `op`."""
+        return {self.held(op): 1.0, **({self.stored(op): 1.0} if self.problem.offloadable[op] else {})}
 
     def _held_variables(self) -> list[int]:
-        """By value: the variable that says that it is held.
-
-        A kept op with several outputs holds only those that are saved or read by a replay; the others get a
-        variable of their own. A lone output is kept for a purpose or not at all.
-        """
         problem = self.problem
         variables = [-1] * problem.n_values
-        own: dict[tuple[int, int], int] = {}
+        v4: dict[tuple[int, int], int] = {}
         for j in range(problem.n_ops):
             if not self.relevant[j]:
                 continue
             for position, v in enumerate(problem.outputs[j]):
                 if problem.saved[v] or len(problem.outputs[j]) == 1:
-                    variables[v] = self.s(j)
+                    variables[v] = self.held(j)
                 elif any(self.relevant[w] and not problem.pinned[w] for w in problem.consumers[v]):
-                    key = (self.op_class[j], position)
-                    if key not in own:
-                        own[key] = self.n_variables
+                    key = (self._group[j], position)
+                    if key not in v4:
+                        v4[key] = self.n_variables
                         self.n_variables += 1
-                    variables[v] = own[key]
+                    variables[v] = v4[key]
         return variables
 
-    def _find_last_wanted(self) -> list[int]:
-        """By value: the last ask at which it can still be wanted, by its handle or by a replay that reads it."""
+    def upper_limits(self) -> Floats:
+        """Return the upper limits of V1 to V4."""
+        upper = np.ones(self.n_variables)
+        for j in range(self.problem.n_ops):
+            if self.relevant[j] and self.problem.pinned[j]:
+                upper[self.replayed(j)] = 0.0
+        return upper
+
+    # Cost
+
+    def cost(self) -> Floats:
+        """Return the least time of replays and round trips by variable (V1 to V4), in units of `time_unit`."""
+        problem = self.problem
+        cost = np.zeros(self.n_variables)
+        for j in range(problem.n_ops):
+            if self.relevant[j]:
+                cost[self.replayed(j)] += problem.replay_s[j] / self.time_unit
+                if problem.offloadable[j]:
+                    cost[self.stored(j)] += self.round_trip_s(j) / self.time_unit
+        return cost
+
+    def round_trip_s(self, op: int) -> float:
+        """Return the least time to offload and fetch the outputs of `op`, or to compress and decompress them."""
+        problem, link = self.problem, self.problem.link
+        if problem.uses_codec[op]:
+            unpacked = [v for v in problem.offloaded_outputs(op) if problem.saved[v] and problem.last_unpack[v] >= 0]
+            trips_s = [
+                codec_cost.compression_s(problem.nbytes[v]) + codec_cost.decompression_s(problem.nbytes[v])
+                for v in unpacked or problem.offloaded_outputs(op)
+                if (codec_cost := problem.codec_cost[v]) is not None
+            ]
+            return sum(trips_s) if unpacked else min(trips_s)
+        assert link is not None
+        nbytes = self._transferred_bytes(op)
+        return link.put_slowdown_s(nbytes) + min(link.blocking_fetch_s(nbytes), link.prefetch_slowdown_s(nbytes))
+
+    def _transferred_bytes(self, op: int) -> int:
+        """Return the least bytes that offloading `op` transfers: unpacked values, or one value if none is unpacked."""
+        problem = self.problem
+        unpacked = [problem.nbytes[v] for v in problem.outputs[op] if problem.saved[v] and problem.last_unpack[v] >= 0]
+        return sum(unpacked) or min(problem.nbytes[v] for v in problem.outputs[op])
+
+    # Rows
+
+    def add_structure(self, rows: Rows, *, unpacked_only: bool = False) -> None:
+        """Add rows R1 to R4. With `unpacked_only`, for lower bounds, R1 omits values that are never unpacked."""
+        problem = self.problem
+        for j in range(problem.n_ops):
+            if not self.relevant[j]:
+                continue
+            if any(problem.saved[v] and (problem.last_unpack[v] >= 0 or not unpacked_only) for v in problem.outputs[j]):
+                rows.add(self.held_or_stored(j) | {self.replayed(j): 1.0}, 1.0, np.inf)  # R1
+            if not problem.pinned[j]:
+                self._add_replay_rows(rows, j)
+
+    def _add_replay_rows(self, rows: Rows, j: int) -> None:
+        """Add rows R2 to R4 for a replay of `j`."""
+        problem, replayed = self.problem, self.replayed(j)
+        for i in problem.overwritten_producers[j]:
+            if i < 0:
+                rows.add({replayed: 1.0}, -np.inf, 0.0)  # R2
+            else:
+                rows.add({self.held(i): 1.0, replayed: 1.0}, -np.inf, 1.0)  # R2
+        for v in problem.inputs[j]:
+            i = problem.producer[v]
+            if self.held(i) != self.held(j):
+                rows.add(self.held_or_stored(i) | {self.replayed(i): 1.0, replayed: -1.0}, 0.0, np.inf)  # R3
+            held = self.held_variable[v]
+            if held >= self._first_v4:
+                rows.add(sum_terms([(held, 1.0), (self.held(i), -1.0), (replayed, -1.0)]), -1.0, np.inf)  # R4
+
+    def add_wait_rows(self, rows: Rows) -> list[tuple[int, float]]:
+        """Add rows R8. Return each V7 with the seconds that it stands for.
+
+        These rows are not valid in lower bounds: they assume that all offloaded values are prefetched if that pays.
+        """
+        problem, link = self.problem, self.problem.link
+        if link is None or not self._stored:
+            return []
+        relevant = [j for j in range(problem.n_ops) if self.relevant[j]]
+        nbytes = {
+            j: self._transferred_bytes(j) for j in relevant if problem.offloadable[j] and not problem.uses_codec[j]
+        }
+        write_s = {j: link.write_s(size) for j, size in nbytes.items()}
+        read_s = {j: link.prefetch_read_s(size) for j, size in nbytes.items() if link.prefetch_pays(size)}
+        forward_s, backward_s = sum(problem.time_s), sum(unpack.time_s for unpack in problem.trace.unpacks)
+        replay_s = {self.replayed(j): 0.0 for j in relevant}
+        for j in relevant:
+            replay_s[self.replayed(j)] -= problem.replay_s[j]
+        waits = []
+        for transfer_s, beside_s, hidden_s in ((write_s, forward_s, {}), (read_s, backward_s, replay_s)):
+            total_s = sum(transfer_s.values())
+            if not total_s:
+                continue
+            wait = rows.new_variable()
+            waits.append((wait, total_s))
+            terms = [*((self.stored(j), seconds) for j, seconds in transfer_s.items()), *hidden_s.items()]
+            shares = [(variable, seconds / total_s) for variable, seconds in terms]
+            rows.add(sum_terms([*shares, (wait, -1.0)]), -np.inf, beside_s / total_s)
+        return waits
+
+    def _last_needed(self) -> list[int]:
         problem = self.problem
         last = []
         for v in range(problem.n_values):
             ends = [problem.handle_end[v]] if problem.saved[v] else [-1]
-            ends += [self.replayed_at[w] for w in problem.consumers[v] if self.replayed_at[w] <= problem.n_unpacks]
+            ends += [self.replayed_by[w] for w in problem.consumers[v] if self.relevant[w]]
             last.append(max(ends))
         return last
 
 
-def _replayed_at(problem: Problem) -> list[int]:
-    """By op: the ask by which it has been replayed if it is at all; beyond all asks: nothing saved is made from it.
+def _replayed_by(problem: Problem) -> list[int]:
+    """Return `Formulation.replayed_by`.
 
-    What is saved is replayed at its first ask at the latest, anything else for the last of its readers.
+    An op with saved outputs is replayed at their first unpack at the latest, any other op for the last of its readers.
     """
     never = problem.n_unpacks + 1
-    at = [never] * problem.n_ops
+    by = [never] * problem.n_ops
     for j in range(problem.n_ops - 1, -1, -1):
-        asked = [problem.first_unpack[v] for v in problem.outputs[j] if problem.saved[v]]
-        if asked:
-            at[j] = min(asked)
+        unpacked = [problem.first_unpack[v] for v in problem.outputs[j] if problem.saved[v]]
+        if unpacked:
+            by[j] = min(unpacked)
         else:
-            readers = [at[w] for v in problem.outputs[j] for w in problem.consumers[v] if not problem.pinned[w]]
-            at[j] = max((reader for reader in readers if reader < never), default=never)
-    return at
-
-
-def _natural_bytes(problem: Problem) -> tuple[Floats, Floats]:
-    """Bytes of values that are alive whatever is decided, by op and by ask."""
-    forward = np.zeros(problem.n_ops + 2)
-    backward = np.zeros(problem.n_unpacks + 2)
-    for v in range(problem.n_values):
-        if problem.producer[v] < 0:
-            continue
-        forward[problem.producer[v]] += problem.nbytes[v]
-        forward[min(problem.natural_end[v], problem.n_ops) + 1] -= problem.nbytes[v]
-        if problem.natural_last_unpack[v] >= 0:
-            backward[0] += problem.nbytes[v]
-            backward[min(problem.natural_last_unpack[v], problem.n_unpacks) + 1] -= problem.nbytes[v]
-    return np.cumsum(forward), np.cumsum(backward)
-
-
-def _sum(terms: list[tuple[int, float]]) -> dict[int, float]:
-    total: dict[int, float] = {}
-    for variable, coefficient in terms:
-        total[variable] = total.get(variable, 0.0) + coefficient
-    return {variable: coefficient for variable, coefficient in total.items() if coefficient}
+            readers = [by[w] for v in problem.outputs[j] for w in problem.consumers[v] if not problem.pinned[w]]
+            by[j] = max((reader for reader in readers if reader < never), default=never)
+    return by

@@ -1,17 +1,17 @@
-"""Improve a plan that fits: undo recomputes and offloads while it still fits. Also the simple schemes to start from.
+"""Improve a plan that fits: retain, hold in memory and keep more, for as long as it fits.
 
-Every change is judged by the simulator, or by its fast form.
+Also the simple schemes, from which searches start.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from .baselines import every_block, keep_heavy_ops, sqrt_segments
-from .bits import bits_of, where
-from .candidate import Candidate, judged
+from .bits import bits_of, bits_where
+from .candidate import Candidate, judge_decisions
 from .fast_judge import FastJudge, FastResult
 from .problem import Problem
 from .repetition import find_repeated_blocks
@@ -19,82 +19,115 @@ from .segments import block_cuts, even_cuts, keep_at_cuts
 from .simulator import Simulator
 
 _ROUNDING = 1e-9
-"""By how much sums of the same times may differ."""
+"""Relative difference between sums of the same times in different order."""
 
 
-class _Changed(NamedTuple):
-    """Decisions, and what they cost."""
-
+class _Decisions(NamedTuple):
     keep: Sequence[bool]
     released: frozenset[int]
     offload: frozenset[int]
-    extra_s: float
+
+    def retaining(self, ops: list[int]) -> _Decisions:
+        """Return these decisions with these ops retained instead of released."""
+        return self._replace(released=self.released - set(ops))
+
+    def holding(self, ops: list[int]) -> _Decisions:
+        """Return these decisions with the outputs of these ops held in memory instead of offloaded."""
+        return self._replace(offload=self.offload - set(ops))
+
+    def keeping(self, ops: list[int]) -> _Decisions:
+        """Return these decisions with these ops kept."""
+        keep = list(self.keep)
+        for j in ops:
+            keep[j] = True
+        return self._replace(keep=keep, released=self.released - set(ops))
 
 
 def improve(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadline: float) -> Candidate:
-    """Undo recomputes and trips to the store, dearest a byte first, for as long as the plan fits."""
+    """Return a plan that is not slower than `start` and fits, if `start` does.
+
+    Retain released ops, then hold offloaded ops in memory, then keep recomputed ops. Ops with the highest cost per byte
+    come first.
+    """
     problem = simulator.problem
-    best = _Changed(start.keep, start.released, start.offload, start.extra_s)
-    quick = FastJudge(problem)
+    search = _Improvement(simulator, start, budget_bytes, deadline)
 
-    def judge(keep: Sequence[bool], released: frozenset[int], offload: frozenset[int]) -> Candidate | None:
-        return judged(simulator, list(keep), released, offload=offload, limit_bytes=budget_bytes, solver=start.solver)
+    def by_cost_per_byte(ops: Collection[int]) -> list[int]:
+        nbytes = {j: sum(problem.nbytes[v] for v in problem.outputs[j]) for j in ops}
+        return sorted(ops, key=lambda j: -problem.replay_s[j] / max(nbytes[j], 1))
 
-    def changed_to(keep: Sequence[bool], released: frozenset[int], offload: frozenset[int]) -> _Changed | None:
-        """If it fits and is not slower."""
-        found: FastResult | Candidate | None
-        if offload:
-            found = judge(keep, released, offload)
-        else:
-            kept = problem.effective_bits(where(keep))
-            # A byte too many costs more than the limit.
-            limit_s = best.extra_s * (1 + _ROUNDING)
-            found = quick.judge(kept, bits_of(released) & ~kept, budget_bytes, price_s=limit_s + 1, limit_s=limit_s)
-        if found is None or found.peak_bytes > budget_bytes or found.extra_s > best.extra_s:
-            return None
-        return _Changed(keep, released, offload, found.extra_s)
+    search.try_ops(_Decisions.retaining, by_cost_per_byte(start.released))
+    search.try_ops(_Decisions.holding, sorted(start.offload))
+    search.try_ops(_Decisions.keeping, by_cost_per_byte([j for j in range(problem.n_ops) if not start.keep[j]]))
+    return search.result()
 
-    def without_again(ops: list[int]) -> _Changed | None:
-        return changed_to(best.keep, best.released - set(ops), best.offload)
 
-    def here(ops: list[int]) -> _Changed | None:
-        return changed_to(best.keep, best.released, best.offload - set(ops))
+class _Improvement:
+    """The best decisions so far, and how they are judged."""
 
-    def kept(ops: list[int]) -> _Changed | None:
-        keep = list(best.keep)
-        for j in ops:
-            keep[j] = True
-        return changed_to(keep, best.released - set(ops), best.offload)
+    def __init__(self, simulator: Simulator, start: Candidate, budget_bytes: int, deadline: float) -> None:
+        self._simulator = simulator
+        self._start = start
+        self._budget_bytes = budget_bytes
+        self._deadline = deadline
+        self._fast_judge = FastJudge(simulator.problem)
+        self._best = _Decisions(start.keep, start.released, start.offload)
+        self._best_extra_s = start.extra_s
 
-    def cost_a_byte(j: int) -> float:
-        size = sum(problem.nbytes[v] for v in problem.outputs[j])
-        return -problem.replay_overhead_s[j] / max(size, 1)
-
-    changes: list[tuple[Callable[[list[int]], _Changed | None], list[int]]] = [
-        (without_again, sorted(best.released, key=cost_a_byte)),
-        (here, sorted(best.offload)),
-        (kept, sorted((j for j in range(problem.n_ops) if not best.keep[j]), key=cost_a_byte)),
-    ]
-    for change, ops in changes:
+    def try_ops(self, change: Callable[[_Decisions, list[int]], _Decisions], ops: list[int]) -> None:
+        """Apply a change to as many of the ops as possible."""
         position, size = 0, len(ops)
-        while position < len(ops) and time.monotonic() < deadline:
-            # Many at once where that works, one by one where it does not.
+        while position < len(ops) and time.monotonic() < self._deadline:
+            # Change many ops at once; halve the number where this fails, double it where it succeeds.
             size = max(1, min(size, len(ops) - position))
-            changed = change(ops[position : position + size])
-            if changed is not None:
-                best = changed
+            if self._accepts(change(self._best, ops[position : position + size])):
                 position += size
                 size *= 2
             elif size > 1:
                 size //= 2
             else:
                 position += 1
-    found = judge(best.keep, best.released, best.offload)
-    return start if found is None or found.peak_bytes > budget_bytes or found.extra_s > start.extra_s else found
+
+    def result(self) -> Candidate:
+        """Return the best decisions with their simulation."""
+        candidate = self._simulate(self._best)
+        if candidate is None or candidate.peak_bytes > self._budget_bytes or candidate.extra_s > self._start.extra_s:
+            return self._start
+        return candidate
+
+    def _accepts(self, decisions: _Decisions) -> bool:
+        """Make these the best decisions if they fit and are not slower."""
+        result: FastResult | Candidate | None
+        if decisions.offload:
+            result = self._simulate(decisions)
+        else:
+            keep = self._simulator.problem.effective_bits(bits_where(decisions.keep))
+            limit_s = self._best_extra_s * (1 + _ROUNDING)
+            result = self._fast_judge.judge(
+                keep,
+                bits_of(decisions.released) & ~keep,
+                self._budget_bytes,
+                penalty_s_per_byte=limit_s + 1,  # a single excess byte exceeds the limit
+                limit_s=limit_s,
+            )
+        if result is None or result.peak_bytes > self._budget_bytes or result.extra_s > self._best_extra_s:
+            return False
+        self._best, self._best_extra_s = decisions, result.extra_s
+        return True
+
+    def _simulate(self, decisions: _Decisions) -> Candidate | None:
+        return judge_decisions(
+            self._simulator,
+            list(decisions.keep),
+            decisions.released,
+            offload=decisions.offload,
+            limit_bytes=self._budget_bytes,
+            solver=self._start.solver,
+        )
 
 
 def simple_schemes(problem: Problem) -> Iterator[tuple[str, list[bool]]]:
-    """Decisions that need no search, with their names."""
+    """Yield the names and decisions of schemes that need no search."""
     yield "keep all", problem.keep_all()
     yield "keep matmuls and attention", keep_heavy_ops(problem)
     yield "every block", every_block(problem)

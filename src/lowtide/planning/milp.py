@@ -1,63 +1,54 @@
-"""Plans from a mixed integer programme on HiGHS, with rows of bytes added where the simulator finds too many.
+"""Plans from the mixed integer programme (`formulation`), with byte rows added where they turn out to be needed.
 
-Solve, simulate, add the violated places, solve again; at first with shares of decisions, which is quick. Optimal
-(within `relative_gap`) among plans that recompute every op at most once, where the model is right about what is alive;
-where it is not, the row is made safe and then tightened until the simulator accepts, so a plan that is returned always
-fits. It may miss plans that need an op replayed twice, and where the model is too careful.
+Each round solves the programme, simulates the solution, and adds byte rows at the events where the simulator finds too
+many bytes. The first rounds are relaxed: fractional decisions are allowed, which takes milliseconds and shows most of
+the events that need rows. If the simulator still finds too many bytes at an event that has a row, the row is made
+safe, then its budget is lowered.
+
+A returned plan always fits. It is optimal within `relative_gap` among plans that replay every op at most once, if the
+rows model the live bytes correctly. Plans that replay an op twice are not found.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import OptimizeResult
 
+from .byte_rows import ByteRows
+from .candidate import Candidate
 from .formulation import Formulation
-from .problem import Problem
+from .highs import OPTIMAL, minimize
 from .rows import Event, Floats, Rows
 from .simulator import Bytes, Simulation, Simulator
-from .solver_output import to_standard_error
 
-_PLACES_A_ROUND = 4
-_SCOUTING_ROUNDS = 8
-"""How often shares of decisions are allowed at first: that takes milliseconds, and shows where rows will be needed."""
+_EVENTS_PER_ROUND = 4
+"""Events that get a row in one round. Doubled: fewer rounds, more rows that are not needed."""
+_RELAXED_ROUNDS = 8
+"""Upper limit on relaxed rounds. Doubled: fewer integer rounds where many rows are needed."""
+_ROOT_NODES = 10
+"""Nodes that one integer solve counts in addition: the root relaxation takes about as long. Doubled: fewer rounds."""
+_HOLDING_COST = 1e-7
+"""Cost of holding a value, so that values which nothing needs are not held."""
 
-
-@dataclass
-class _Row:
-    """How a place is treated: its state in the loop of tightening."""
-
-    reach: int
-    """How many asks ahead a replay may reach."""
-    safe: bool = False
-    margin_bytes: float = 0.0
-
-    def tighten(self, place: Event, excess: float) -> None:
-        """The simulator found more bytes than this row: make the row safe, then add a margin."""
-        if place.phase == "unpack" and not self.safe:
-            self.safe = True
-        else:
-            self.margin_bytes += excess
-
-
-Decisions = tuple[list[bool], frozenset[int]]  # what is kept, and what of that is offloaded
+Decisions = tuple[list[bool], frozenset[int]]
+"""By op: whether it is kept. And the kept ops whose outputs are offloaded or compressed."""
 
 
 @dataclass(frozen=True, eq=False)
 class MilpResult:
-    """The best plan found, if any, and what is known about better ones."""
+    """The best plan found."""
 
-    keep: list[bool] | None
-    offload: frozenset[int]
-    simulation: Simulation | None
+    best: Candidate | None
     optimal: bool
-    """The plan is within the gap of the best that the model allows, no row of which had to be tightened."""
-    rounds: int
-    misses: tuple[Decisions, ...]
-    """What the model allowed and the simulator did not, oldest first: to be mended by others."""
+    """The plan is within the relative gap of the best one, and no row overestimates live bytes."""
+
+
+OnRejected = Callable[[Decisions], bool]
+"""Called with decisions that the rows allowed and the simulator rejected. Returns whether to stop the search."""
 
 
 def solve_milp(
@@ -67,157 +58,194 @@ def solve_milp(
     ties: Sequence[int] | None = None,
     deadline: float,
     relative_gap: float = 0.002,
-    reach_unpacks: int | None = None,
-    better_than_s: float | None = None,
-    anchors: Sequence[int] = (),
-    max_nodes: int = 2_000,
-    max_rounds: int = 40,
+    max_unpacks_early: int | None = None,
+    max_extra_s: float | None = None,
+    always_held: Sequence[int] = (),
+    max_nodes: int = 500,
+    on_rejected: OnRejected | None = None,
+    solver: str = "MILP",
 ) -> MilpResult:
-    """Search for at most `max_rounds` rounds of `max_nodes` nodes. `deadline` (`time.monotonic()`) is a safety net.
+    """Search for at most `max_nodes` branch-and-bound nodes in total. `deadline` (`time.monotonic()`) is a safety net.
 
-    `better_than_s`: extra time that a plan must beat. `anchors`: ops that are to be held in any case.
-    `reach_unpacks`: how many asks ahead a replay may reach.
+    `ties` and `max_unpacks_early` are those of `Formulation` and `ByteRows`. A plan must not take more than
+    `max_extra_s` extra time. The ops in `always_held` are held or stored. `solver` is the name in the candidate.
     """
-    problem = simulator.problem
-    model = Formulation(problem, ties)
-    reach = problem.n_unpacks if reach_unpacks is None else reach_unpacks
-    places: dict[Event, _Row] = {}
-    if problem.n_unpacks:
-        places[Event("unpack", 0)] = _Row(reach)
-    if not model.n_variables:  # nothing to decide
-        keep = problem.keep_all()
-        simulation = simulator.run(keep)
-        fits = simulation.peak_bytes <= budget_bytes
-        at_once: tuple[Decisions, Simulation] = ((keep, frozenset()), simulation)
-        return _result(at_once if fits else None, optimal=fits, rounds=0, misses=[])
-    structure_cost = model.cost()
-    best: tuple[Decisions, Simulation] | None = None
-    rounds = 0
-    misses: list[Decisions] = []
-    scouting = _SCOUTING_ROUNDS
-    while rounds < max_rounds and time.monotonic() < deadline:
-        rounds += 1
-        rows = Rows()
-        count = model.n_variables
+    model = Formulation(simulator.problem, ties)
+    if not model.n_variables:
+        return _without_decisions(simulator, budget_bytes, solver)
+    byte_rows = ByteRows(model, simulator.problem.n_unpacks if max_unpacks_early is None else max_unpacks_early)
+    loop = _RowLoop(simulator, model, byte_rows, budget_bytes, deadline, relative_gap, max_extra_s, always_held)
+    return loop.run(max_nodes, on_rejected, solver)
 
-        def new() -> int:
-            nonlocal count
-            count += 1
-            return count - 1
 
-        model.structure(rows)
-        for place, row in places.items():
-            model.bytes_row(rows, place, budget_bytes - row.margin_bytes, safe=row.safe, reach=row.reach, new=new)
-        waiting = model.waiting_rows(rows, new)
-        cost = np.zeros(count)
-        cost[: model.n_variables] = structure_cost
-        for variable, unit_s in waiting:
-            cost[variable] = unit_s / model.time_unit
-        if better_than_s is not None:
-            terms = {int(c): float(cost[c]) for c in np.flatnonzero(cost)}
-            fixed_s = problem.trace.copying_s
-            rows.add(terms, -np.inf, (better_than_s - fixed_s) / model.time_unit)
-        cost[: model.n_classes] += 1e-7  # holding what nobody needs is not free
-        upper = np.ones(count)
-        upper[: model.n_variables] = model.upper()
-        for j in anchors:
+def _without_decisions(simulator: Simulator, budget_bytes: int, solver: str) -> MilpResult:
+    """Return the result for a step in which no saved value is made."""
+    keep = simulator.problem.keep_all()
+    simulation = simulator.run(keep)
+    fits = simulation.peak_bytes <= budget_bytes
+    best = Candidate(tuple(keep), frozenset(), simulation, solver) if fits else None
+    return MilpResult(best, optimal=fits)
+
+
+@dataclass
+class _EventRow:
+    """How the byte row of one event is made."""
+
+    safe: bool = False
+    margin_bytes: float = 0.0
+
+    def tighten(self, event: Event, excess_bytes: float) -> None:
+        """Make the row safe, or lower its budget by `excess_bytes`. Rows of forward have no safe form."""
+        if event.phase == "unpack" and not self.safe:
+            self.safe = True
+        else:
+            self.margin_bytes += excess_bytes
+
+
+@dataclass
+class _RowLoop:
+    """The loop of solving, simulating and adding byte rows."""
+
+    simulator: Simulator
+    model: Formulation
+    byte_rows: ByteRows
+    budget_bytes: int
+    deadline: float
+    relative_gap: float
+    max_extra_s: float | None
+    always_held: Sequence[int]
+
+    def __post_init__(self) -> None:
+        self._cost = self.model.cost()
+        self._events: dict[Event, _EventRow] = {}
+        """The events that have a byte row."""
+        if self.model.problem.n_unpacks:
+            self._events[Event("unpack", 0)] = _EventRow()
+
+    def run(self, max_nodes: int, on_rejected: OnRejected | None, solver: str) -> MilpResult:
+        """Return the first plan that fits."""
+        self._find_events()
+        nodes_left = max_nodes
+        while nodes_left > 0 and time.monotonic() < self.deadline:
+            found = self._solve(max_nodes=nodes_left)
+            if found.x is None:
+                break
+            nodes_left -= _ROOT_NODES + int(found.mip_node_count or 0)
+            decisions = keep, offload = _decisions(self.model, found.x)
+            simulation = self._simulate(decisions)
+            if simulation.peak_bytes <= self.budget_bytes:
+                best = Candidate(tuple(keep), frozenset(), simulation, solver, offload)
+                optimal = found.status == OPTIMAL and not any(map(self._overestimates, self._events))
+                return MilpResult(best, optimal)
+            if on_rejected is not None and on_rejected(decisions):
+                break
+            self._tighten_or_add_events(simulation)
+        return MilpResult(None, optimal=False)
+
+    def _find_events(self) -> None:
+        """Add rows at the events where relaxed solutions have too many bytes."""
+        for _ in range(_RELAXED_ROUNDS):
+            found = self._solve(max_nodes=None)
+            if found.x is None or not self._add_events(self._simulate(_decisions(self.model, found.x))):
+                return
+
+    def _simulate(self, decisions: Decisions) -> Simulation:
+        keep, offload = decisions
+        return self.simulator.run(keep, offload=offload, limit_bytes=self.budget_bytes)
+
+    def _solve(self, *, max_nodes: int | None) -> OptimizeResult:
+        """Solve the programme. With `max_nodes` None fractional decisions are allowed."""
+        model = self.model
+        rows = Rows(model.n_variables)
+        model.add_structure(rows)
+        for event, row in self._events.items():
+            self.byte_rows.add(rows, event, self.budget_bytes - row.margin_bytes, safe=row.safe)
+        waits = model.add_wait_rows(rows)
+        cost = np.zeros(rows.n_variables)
+        cost[: model.n_variables] = self._cost
+        for variable, seconds in waits:
+            cost[variable] = seconds / model.time_unit
+        if self.max_extra_s is not None:
+            terms = {int(variable): float(cost[variable]) for variable in np.flatnonzero(cost)}
+            variable_s = self.max_extra_s - model.problem.trace.copying_s
+            rows.add(terms, -np.inf, variable_s / model.time_unit)
+        cost[: model.n_groups] += _HOLDING_COST
+        for j in self.always_held:
             if model.relevant[j]:
-                rows.add(model.there(j), 1.0, np.inf)
-        integrality = np.zeros(count)
-        integrality[model.binary] = not scouting
-        with to_standard_error():
-            found = milp(
-                cost,
-                constraints=LinearConstraint(rows.matrix(count), rows.low, rows.high),
-                integrality=integrality,
-                bounds=Bounds(0, upper),
-                options={
-                    "time_limit": max(0.05, deadline - time.monotonic()),
-                    "node_limit": max_nodes,
-                    "mip_rel_gap": relative_gap,
-                },
-            )
-        if scouting and found.x is not None:
-            crowded = _crowded(simulator, model, found.x, budget_bytes) - places.keys()
-            places.update((place, _Row(reach)) for place in crowded)
-            scouting = scouting - 1 if crowded else 0
-            continue
-        if found.x is None:
-            return _result(best, optimal=False, rounds=rounds, misses=misses)
-        keep, offload = decisions = _decisions(model, found.x)
-        simulation = simulator.run(keep, offload=offload, limit_bytes=budget_bytes)
-        if simulation.peak_bytes <= budget_bytes:
-            if best is None or simulation.extra_s < best[1].extra_s:
-                best = (decisions, simulation)
-            exact = not any(row.safe or row.margin_bytes or _is_rough(problem, at) for at, row in places.items())
-            return _result(best, optimal=found.status == 0 and exact, rounds=rounds, misses=misses)
-        misses.append(decisions)
-        for place, excess in _violated(simulation, budget_bytes):
-            if place in places:
-                places[place].tighten(place, excess)
+                rows.add(model.held_or_stored(j), 1.0, np.inf)
+        upper = np.ones(rows.n_variables)
+        upper[: model.n_variables] = model.upper_limits()
+        integrality = np.zeros(rows.n_variables)
+        integrality[model.binary] = max_nodes is not None
+        return minimize(
+            cost,
+            rows,
+            upper,
+            deadline=self.deadline,
+            integrality=integrality,
+            node_limit=max_nodes,
+            mip_rel_gap=self.relative_gap,
+        )
+
+    def _add_events(self, simulation: Simulation) -> bool:
+        """Add rows at events with too many bytes. Return whether there are new ones."""
+        overfull = [event for event, _ in _overfull_events(simulation, self.budget_bytes)]
+        new = [event for event in overfull if event not in self._events]
+        self._events.update((event, _EventRow()) for event in new)
+        return bool(new)
+
+    def _tighten_or_add_events(self, simulation: Simulation) -> None:
+        for event, excess_bytes in _overfull_events(simulation, self.budget_bytes):
+            if event in self._events:
+                self._events[event].tighten(event, excess_bytes)
             else:
-                places[place] = _Row(reach)
-    return _result(best, optimal=False, rounds=rounds, misses=misses)
+                self._events[event] = _EventRow()
+
+    def _overestimates(self, event: Event) -> bool:
+        """Return whether the row of this event may count more bytes than a plan has alive."""
+        row = self._events[event]
+        # An optimistic row counts the rise bytes during replays too, although backward allocates them afterwards.
+        counts_rise = event.phase == "unpack" and self.model.problem.rise_bytes[event.index] > 0
+        return row.safe or row.margin_bytes > 0 or counts_rise
 
 
-def _result(
-    best: tuple[Decisions, Simulation] | None,
-    *,
-    optimal: bool,
-    rounds: int,
-    misses: list[Decisions],
-) -> MilpResult:
-    if best is None:
-        return MilpResult(None, frozenset(), None, optimal, rounds, tuple(misses))
-    (keep, offload), simulation = best
-    return MilpResult(keep, offload, simulation, optimal, rounds, tuple(misses))
+def _decisions(model: Formulation, x: Floats) -> Decisions:
+    """Return the decisions of a solution, from the last op to the first.
 
-
-def _is_rough(problem: Problem, at: Event) -> bool:
-    """Whether the row counts bytes during a replay that backward allocates only after it."""
-    return at.phase == "unpack" and problem.rise_bytes[at.index] > 0
-
-
-def _crowded(simulator: Simulator, model: Formulation, x: Floats, budget_bytes: int) -> set[Event]:
-    """Where there would be too many bytes if shares were rounded to decisions."""
-    keep, offload = _decisions(model, x)
-    simulation = simulator.run(keep, offload=offload, limit_bytes=budget_bytes)
-    return {place for place, _ in _violated(simulation, budget_bytes)}
-
-
-def _decisions(model: Formulation, x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Decisions:
-    """Recompute what is neither held nor away and is needed; what nobody needs counts as kept, and is never held."""
+    An op is recomputed if it is needed and neither held nor stored. An op that is not needed counts as kept; its
+    outputs are not held.
+    """
     problem = model.problem
     keep = [True] * problem.n_ops
-    away = set()
+    offload = set()
     needed = list(problem.saved)
     for j in range(problem.n_ops - 1, -1, -1):
-        if not model.relevant[j] or x[model.s(j)] > 0.5 or not any(needed[v] for v in problem.outputs[j]):
+        if not model.relevant[j] or x[model.held(j)] > 0.5 or not any(needed[v] for v in problem.outputs[j]):
             continue
-        if problem.offloadable[j] and x[model.o(j)] > 0.5:
-            away.add(j)
+        if problem.offloadable[j] and x[model.stored(j)] > 0.5:
+            offload.add(j)
         elif not problem.pinned[j]:
             keep[j] = False
-            for u in problem.inputs[j]:
-                needed[u] = True
-    return [bool(kept) for kept in problem.effective_decisions(keep)], frozenset(away)
+            for v in problem.inputs[j]:
+                needed[v] = True
+    return [bool(kept) for kept in problem.effective_decisions(keep)], frozenset(offload)
 
 
-def _violated(simulation: Simulation, budget_bytes: int) -> list[tuple[Event, float]]:
-    """The worst places, apart from each other, where too many bytes are alive."""
+def _overfull_events(simulation: Simulation, budget_bytes: int) -> list[tuple[Event, float]]:
+    """Return the events with most bytes above the budget, and these bytes, largest first."""
     found: list[tuple[Event, float]] = []
-    for phase, live in (("forward", simulation.forward_live), ("unpack", simulation.unpack_live)):
-        found += [(Event(phase, k), excess) for k, excess in _worst(live, budget_bytes)]
-    return sorted(found, key=lambda item: -item[1])[:_PLACES_A_ROUND]
+    for phase, live_bytes in (("forward", simulation.forward_live), ("unpack", simulation.unpack_live)):
+        found += [(Event(phase, k), excess) for k, excess in _largest_excesses(live_bytes, budget_bytes)]
+    return sorted(found, key=lambda item: -item[1])[:_EVENTS_PER_ROUND]
 
 
-def _worst(live: Bytes, budget_bytes: int) -> list[tuple[int, float]]:
-    excess = live - budget_bytes
+def _largest_excesses(live_bytes: Bytes, budget_bytes: int) -> list[tuple[int, float]]:
+    """Return the indices with most bytes above the budget, at some distance from each other."""
+    excess = live_bytes - budget_bytes
+    distance = max(1, len(live_bytes) // 32)
     picked: list[tuple[int, float]] = []
-    apart = max(1, len(live) // 32)
-    while len(picked) < _PLACES_A_ROUND and len(excess) and excess.max() > 0:
+    while len(picked) < _EVENTS_PER_ROUND and len(excess) and excess.max() > 0:
         k = int(excess.argmax())
         picked.append((k, float(excess[k])))
-        excess = excess.copy()
-        excess[max(0, k - apart) : k + apart + 1] = 0
+        excess[max(0, k - distance) : k + distance + 1] = 0
     return picked

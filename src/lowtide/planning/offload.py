@@ -1,29 +1,53 @@
-"""When values that wait elsewhere leave memory in forward, and how long ops have to wait for that.
+"""When offloaded values leave memory in forward, and how long ops wait for that.
 
-Handing a value over, and writing it beside the ops, takes a little of their time. One value is written after another,
-in the order in which they are put, while ops go on. A value leaves once it is written and nobody reads it any more.
-Ops wait only where too many bytes would be alive otherwise, and at the end of forward, so that nothing is on its way
-in backward. What is packed is packed at once, and leaves as soon as nobody reads it any more.
+A value is put after its producer has run. The put and the background write slow down ops slightly. The store writes
+one value after another, in the order of the puts, while ops run. A value leaves memory when it is written and no op
+will read it any more. Ops wait for a write only where more than `limit_bytes` would be live, and at the end of forward,
+so that no write continues in backward. A compressed value is compressed right after its producer, and the original
+leaves memory after its last reader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .problem import Problem
 
 
 @dataclass(frozen=True)
 class OffloadTimes:
-    """What writing does to forward."""
+    """Effects of offloading on forward."""
 
     ends: dict[int, int]
-    """By value: the last op while which it is in memory."""
+    """By offloaded value: the last op during which it is in memory."""
     written_before: dict[int, int]
-    """By op that made them: the op before which all its values are written (the number of ops: before backward)."""
-    store_wait_s: float
-    """For writes and what they take from the ops, and for packing."""
+    """By offloaded op: the op before which all its outputs are written or compressed; the number of ops: before
+    backward."""
+    wait_s: float
+    """Time that forward waits for writes, loses to them and spends on compression."""
+
+
+@dataclass
+class _Writes:
+    """The background writes of one forward pass, and their clock."""
+
+    now_s: float = 0.0
+    idle_at_s: float = 0.0
+    """End of the last write."""
+    wait_s: float = 0.0
+    pending: list[tuple[int, float]] = field(default_factory=list)
+    """Values that are still in memory, with the end of their write."""
+
+    def delay(self, seconds: float) -> None:
+        """Add time by which forward is longer."""
+        self.now_s += seconds
+        self.wait_s += seconds
+
+    def wait_until(self, end_s: float) -> None:
+        """Wait for the end of a write."""
+        self.wait_s += max(0.0, end_s - self.now_s)
+        self.now_s = max(self.now_s, end_s)
 
 
 def offload_times(
@@ -34,56 +58,50 @@ def offload_times(
     limit_bytes: int,
     written_before: Mapping[int, int] | None = None,
 ) -> OffloadTimes:
-    """Follow the writes of `values`, beside which `live_bytes` are alive at each op.
+    """Simulate offloading `values`, while `live_bytes` are live at each op without them.
 
-    With `written_before` ops wait just when it says; else where more than `limit_bytes` would be alive.
+    With `written_before`, ops wait exactly where it says; else where more than `limit_bytes` would be live.
     """
-    link = problem.link
     n = problem.n_ops
-    put_at: list[list[int]] = [[] for _ in range(n + 1)]
+    put_before: list[list[int]] = [[] for _ in range(n + 1)]
     for v in values:
-        put_at[min([problem.producer[v] + 1, *problem.consumers[v][:1]])].append(v)
+        put_before[min([problem.producer[v] + 1, *problem.consumers[v][:1]])].append(v)
     ends: dict[int, int] = {}
-    due: dict[int, int] = {}
-    on_the_way: list[tuple[int, float]] = []  # value, when it is written
-    clock = written = store_wait_s = 0.0
+    deadlines: dict[int, int] = {}
+    writes = _Writes()
     for i in range(n + 1):
-        for v in put_at[i]:
+        for v in put_before[i]:
             codec_cost = problem.codec_cost[v]
             if codec_cost is not None:
-                packing_s = codec_cost.compression_s(problem.nbytes[v])
-                clock += packing_s
-                store_wait_s += packing_s
+                writes.delay(codec_cost.compression_s(problem.nbytes[v]))
                 ends[v] = problem.natural_end[v]
-                due[problem.producer[v]] = problem.producer[v] + 1
+                deadlines[problem.producer[v]] = problem.producer[v] + 1
                 continue
+            link = problem.link
             assert link is not None
-            slowed_s = link.put_slowdown_s(problem.nbytes[v])
-            clock += slowed_s
-            store_wait_s += slowed_s
-            written = max(written, clock) + link.write_s(problem.nbytes[v])
-            on_the_way.append((v, written))
-        if on_the_way:
-            # Whoever still reads a value holds it: those are among `live_bytes`.
-            lingering = sum(problem.nbytes[v] for v, _ in on_the_way if problem.natural_end[v] < i)
-            staying = []
-            for v, at in on_the_way:
-                producer = problem.producer[v]
-                if written_before is not None:
-                    is_due = i >= written_before[producer]
-                else:
-                    crowded = i == n or live_bytes[i] + lingering > limit_bytes
-                    is_due = producer in due or (problem.natural_end[v] < i and (at <= clock or crowded))
-                if not is_due:
-                    staying.append((v, at))
-                    continue
-                store_wait_s += max(0.0, at - clock)
-                clock = max(clock, at)
-                due.setdefault(producer, i)
-                ends[v] = max(i - 1, problem.natural_end[v])
-                if problem.natural_end[v] < i:
-                    lingering -= problem.nbytes[v]
-            on_the_way = staying
+            writes.delay(link.put_slowdown_s(problem.nbytes[v]))
+            writes.idle_at_s = max(writes.idle_at_s, writes.now_s) + link.write_s(problem.nbytes[v])
+            writes.pending.append((v, writes.idle_at_s))
+        # Values that an op still reads are part of `live_bytes`.
+        waiting_bytes = sum(problem.nbytes[v] for v, _ in writes.pending if problem.natural_end[v] < i)
+        still_pending = []
+        for v, end_s in writes.pending:
+            producer = problem.producer[v]
+            unread = problem.natural_end[v] < i
+            if written_before is not None:
+                leaves = i >= written_before[producer]
+            else:
+                too_full = i == n or live_bytes[i] + waiting_bytes > limit_bytes
+                leaves = producer in deadlines or (unread and (end_s <= writes.now_s or too_full))
+            if not leaves:
+                still_pending.append((v, end_s))
+                continue
+            writes.wait_until(end_s)
+            deadlines.setdefault(producer, i)
+            ends[v] = max(i - 1, problem.natural_end[v])
+            if unread:
+                waiting_bytes -= problem.nbytes[v]
+        writes.pending = still_pending
         if i < n:
-            clock += problem.time_s[i]
-    return OffloadTimes(ends, due, store_wait_s)
+            writes.now_s += problem.time_s[i]
+    return OffloadTimes(ends, deadlines, writes.wait_s)

@@ -1,7 +1,10 @@
-"""A trace in the shape in which simulator and solvers read it: plain lists indexed by op, value and ask.
+"""A trace in the form that planning reads: plain lists, indexed by op, value or unpack.
 
-Derived once per trace. Sources are gone (they are always there, and their bytes are among the other bytes);
-natural lifetimes are settled. It decides nothing.
+A `Problem` is derived once per trace and takes no decisions. Sources are left out: they are always alive, and their
+bytes are part of `other_bytes`.
+
+An *offloaded* op is a kept op whose outputs leave memory between forward and backward. Each of them either goes to the
+store, or is compressed by a codec and stays in memory in this smaller form.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from .bits import bits_of
 
 
 class Problem:
-    """Everything about a trace that planning looks at again and again.
+    """The facts about a trace that planning reads repeatedly.
 
-    With a `link` or `codec_costs`, values may wait elsewhere than whole in memory: in a store, or packed.
+    With a `link`, values can be offloaded to a store; with `codec_costs`, they can be compressed.
     """
 
     def __init__(self, trace: Trace, link: Link | None = None, codec_costs: Sequence[CodecCost] = ()) -> None:
@@ -31,21 +34,26 @@ class Problem:
         self.n_unpacks = len(trace.unpacks)
         self.nbytes = [value.nbytes for value in trace.values]
         self.producer = [-1 if value.made_at is None else value.made_at for value in trace.values]
+        """By value: the op that produces it, -1 for a source."""
         self.time_s = [op.time_s for op in trace.ops]
         self.pinned = [op.pinned is not None for op in trace.ops]
         self.inputs = [[v for v in op.inputs if self.producer[v] >= 0] for op in trace.ops]
-        """By op, without sources."""
-        self.replay_overhead_s = [
+        """By op: its inputs, without sources."""
+        self.replay_s = [
             (op.time_s if op.replay_s is None else op.replay_s) + trace.replay_overhead_s for op in trace.ops
         ]
-        """By op: what making it again takes. What it reads is not in the caches any more, as far as we know."""
+        """By op: time of one replay, kernel and overhead."""
         self.outputs = [list(op.outputs) for op in trace.ops]
         self.writes = [[w for w in op.writes if w.old is None or self.producer[w.old] >= 0] for op in trace.ops]
-        self.over = [[self.producer[w.old] for w in op.writes if w.old is not None] for op in trace.ops]
-        """By op: the makers of the values that it overwrites and reads."""
-        self._rewriters = [j for j, makers in enumerate(self.over) if makers]
-        self._always_kept = bits_of(j for j in self._rewriters if min(self.over[j]) < 0)
-        self._rewriter_bits = [(1 << j, bits_of(i for i in self.over[j] if i >= 0)) for j in self._rewriters]
+        self.overwritten_producers = [
+            [self.producer[w.old] for w in op.writes if w.old is not None] for op in trace.ops
+        ]
+        """By op: the producers of the values that it overwrites and reads, -1 for a source."""
+        self._in_place_ops = [j for j, producers in enumerate(self.overwritten_producers) if producers]
+        self._always_kept = bits_of(j for j in self._in_place_ops if min(self.overwritten_producers[j]) < 0)
+        self._in_place_bits = [
+            (1 << j, bits_of(i for i in self.overwritten_producers[j] if i >= 0)) for j in self._in_place_ops
+        ]
         self.consumers: list[list[int]] = [[] for _ in range(n_values)]
         for j, inputs in enumerate(self.inputs):
             for v in inputs:
@@ -53,55 +61,55 @@ class Problem:
         self.saved = [False] * n_values
         for v in trace.saved:
             self.saved[v] = self.producer[v] >= 0
-        self._settle_natural_lifetimes()
-        self._settle_unpacks()
-        self._settle_ways()
+        self._compute_lifetimes()
+        self._compute_unpacks()
+        self._choose_codecs()
 
-    def _settle_ways(self) -> None:
-        """Which values may wait elsewhere, and how: packed if that is exact or there is no store, else in the store."""
+    def _choose_codecs(self) -> None:
+        """Decide how each value is offloaded: with an exact codec if there is one, else to the store, else lossily."""
         self.codec_cost: list[CodecCost | None] = [None] * self.n_values
-        """By value: how it is packed, if it is."""
-        self.offloadable = [self._can_move(j) for j in range(self.n_ops)]
-        """By op: whether what it makes may wait elsewhere."""
-        self.packed = [False] * self.n_ops
-        """By op: whether elsewhere means packed, for those of its values for which there is a packing."""
+        """By value: its codec if it is compressed when its op is offloaded."""
+        storable = [self._is_storable(j) for j in range(self.n_ops)]
+        self.uses_codec = [False] * self.n_ops
+        """By op: True if offloading it compresses the outputs that have a codec, and nothing goes to the store."""
         for j in range(self.n_ops) if self.codec_costs else ():
             for v in self.outputs[j]:
                 value = self.trace.values[v]
                 suitable = suitable_codec_costs(self.codec_costs, value.dtype, value.nbytes, binary=value.binary)
-                if not suitable or not self._is_settled(v) or not (suitable[0].exact or not self.offloadable[j]):
+                if not suitable or not self._can_leave_memory(v) or not (suitable[0].exact or not storable[j]):
                     continue
                 self.codec_cost[v] = suitable[0]
-                self.packed[j] = True
-        self.offloadable = [moves or packed for moves, packed in zip(self.offloadable, self.packed, strict=True)]
+                self.uses_codec[j] = True
+        self.offloadable = [stores or compresses for stores, compresses in zip(storable, self.uses_codec, strict=True)]
+        """By op: whether it can be offloaded."""
 
-    def _can_move(self, op: int) -> bool:
-        """Whether what it makes may wait in a store: large enough, and nobody else's."""
-        made = self.outputs[op]
+    def _is_storable(self, op: int) -> bool:
+        """Return whether the outputs of an op can go to the store: there is one, and one of them is large enough."""
+        outputs = self.outputs[op]
         return (
             self.link is not None
-            and max((self.nbytes[v] for v in made), default=0) >= self.link.min_bytes
+            and max((self.nbytes[v] for v in outputs), default=0) >= self.link.min_bytes
             and not self.writes[op]
-            and all(self._is_settled(v) for v in made)
+            and all(self._can_leave_memory(v) for v in outputs)
         )
 
-    def _is_settled(self, value: int) -> bool:
-        """In memory that nobody writes again, and not there until backward anyway."""
+    def _can_leave_memory(self, value: int) -> bool:
+        """Return whether offloading frees the memory: no later op overwrites it, and others do not hold it."""
         return not self.overwritten[value] and self.natural_last_unpack[value] < 0
 
-    def moved(self, op: int) -> list[int]:
-        """Of what an op makes: the values that wait elsewhere, if it is so decided."""
-        return [v for v in self.outputs[op] if not self.packed[op] or self.codec_cost[v] is not None]
+    def offloaded_outputs(self, op: int) -> list[int]:
+        """Return the outputs that leave memory if `op` is offloaded."""
+        return [v for v in self.outputs[op] if not self.uses_codec[op] or self.codec_cost[v] is not None]
 
     def residual_bytes(self, value: int) -> int:
-        """What a value takes in memory meanwhile."""
+        """Return the bytes that a value takes in memory while its op is offloaded."""
         codec_cost = self.codec_cost[value]
         if codec_cost is not None:
             return codec_cost.compressed_bytes(self.nbytes[value])
-        return self.nbytes[value] if self.packed[self.producer[value]] else 0
+        return self.nbytes[value] if self.uses_codec[self.producer[value]] else 0
 
-    def _settle_natural_lifetimes(self) -> None:
-        """Until when each value is there whatever we decide: `natural_end` (op), then `natural_last_unpack` (ask)."""
+    def _compute_lifetimes(self) -> None:
+        """Compute how long each value is alive regardless of decisions."""
         trace, n = self.trace, self.n_ops
         overwritten_at: list[int | None] = [None] * self.n_values
         latest: dict[int, int] = {}
@@ -112,35 +120,34 @@ class Problem:
                     overwritten_at[latest[storage]] = self.producer[v]
                 latest[storage] = v
         self.overwritten = [at is not None for at in overwritten_at]
-        """By value: whether its memory is another value's later."""
+        """By value: whether a later value uses its memory."""
         self.natural_end = [-1] * self.n_values
+        """By value: the last op during which others hold it; the number of ops or more: into backward."""
         self.natural_last_unpack = [-1] * self.n_values
+        """By value: the last unpack during which others hold it, -1 if they do not hold it in backward."""
         for v, value in enumerate(trace.values):
             if self.producer[v] < 0:
                 continue
-            # Whoever reads a value holds it meanwhile, even where the profile saw it go a moment earlier.
+            # An op holds its inputs while it runs, even if the profile saw them freed slightly earlier.
             end = max([min(value.held_until, n), *self.consumers[v][-1:]])
-            over = overwritten_at[v]
-            if over is not None:
-                # From that op on the memory is the next value's; what is held of this one is a private copy.
-                end = min(end, over - 1)
+            at = overwritten_at[v]
+            if at is not None:
+                # From that op on the memory belongs to the next value. A handle then holds a private copy.
+                end = min(end, at - 1)
             self.natural_end[v] = end
             if end >= n:
                 self.natural_last_unpack[v] = value.held_until - n
 
-    def _settle_unpacks(self) -> None:
+    def _compute_unpacks(self) -> None:
         unpacks = self.trace.unpacks
         self.unpack_value = [unpack.value for unpack in unpacks]
         self.rise_bytes = [unpack.rise_bytes for unpack in unpacks]
-        """By ask: what backward takes once it is answered, so not while something is replayed for it."""
-        self.node_ends = [
-            k + 1 == len(unpacks) or unpacks[k + 1].node != unpack.node for k, unpack in enumerate(unpacks)
-        ]
+        """By unpack: the part of its other bytes that is allocated after it, so not during its replays."""
         self.first_unpack = [self.n_unpacks] * self.n_values
         self.handle_end = [self.n_unpacks] * self.n_values
-        """The ask after which the handle is gone; the number of asks if that is never asked."""
+        """By value: the unpack after which its handle is freed; the number of unpacks if it is never unpacked."""
         self.freed_after: list[list[int]] = [[] for _ in unpacks]
-        """By ask: the values whose handles go after it."""
+        """By unpack: the values whose handles are freed after it."""
         self.last_unpack = [-1] * self.n_values
         self.unpacks_of: list[list[int]] = [[] for _ in range(self.n_values)]
         for k, unpack in enumerate(unpacks):
@@ -150,7 +157,7 @@ class Problem:
                 self.first_unpack[unpack.value] = k
         node_end = len(unpacks) - 1
         for k in range(len(unpacks) - 1, -1, -1):
-            if self.node_ends[k]:
+            if k + 1 < len(unpacks) and unpacks[k + 1].node != unpacks[k].node:
                 node_end = k
             v = unpacks[k].value
             if self.producer[v] >= 0 and self.last_unpack[v] == k:
@@ -160,7 +167,7 @@ class Problem:
     def check_decisions(
         self, keep: Sequence[int | bool], released: frozenset[int], offload: Collection[int] = ()
     ) -> None:
-        """Raise `ArgumentError` for decisions that no engine could follow."""
+        """Raise `ArgumentError` for decisions that no engine can follow."""
         if len(keep) != self.n_ops:
             raise ArgumentError(f"{len(keep)} decisions for {self.n_ops} ops")
         for j, (kept, pinned) in enumerate(zip(keep, self.pinned, strict=True)):
@@ -169,36 +176,41 @@ class Problem:
                 raise ArgumentError(f"op {j} ({op.name} in {op.module!r}) cannot be recomputed: {op.pinned}")
         for j in released:
             if not 0 <= j < self.n_ops or keep[j]:
-                raise ArgumentError(f"op {j} is to be made again more than once, but is not to be recomputed")
+                raise ArgumentError(f"op {j} is released, but not recomputed")
         for j in offload:
             if not 0 <= j < self.n_ops or not keep[j]:
-                raise ArgumentError(f"op {j} is to be offloaded, but is not to be kept")
+                raise ArgumentError(f"op {j} is offloaded, but not kept")
             if not self.offloadable[j]:
-                raise ArgumentError(f"op {j} ({self.trace.ops[j].name}) makes nothing that could wait elsewhere")
+                raise ArgumentError(f"op {j} ({self.trace.ops[j].name}) cannot be offloaded")
 
     def effective_decisions(self, keep: Sequence[int | bool]) -> Sequence[int | bool]:
-        """The decisions as the engine obeys them: what is written over memory that is kept cannot be made again."""
-        if not any(not keep[j] and any(i < 0 or keep[i] for i in self.over[j]) for j in self._rewriters):
+        """Return the decisions as the engine executes them.
+
+        An op that overwrites a kept value in place is kept too: its input no longer exists in backward.
+        """
+        if not any(
+            not keep[j] and any(i < 0 or keep[i] for i in self.overwritten_producers[j]) for j in self._in_place_ops
+        ):
             return keep
         effective_decisions = list(keep)
-        for j in self._rewriters:
+        for j in self._in_place_ops:
             effective_decisions[j] = effective_decisions[j] or any(
-                i < 0 or effective_decisions[i] for i in self.over[j]
+                i < 0 or effective_decisions[i] for i in self.overwritten_producers[j]
             )
         return effective_decisions
 
     def effective_bits(self, keep: int) -> int:
-        """The same of the set of ops that are kept (`bits`)."""
+        """Return the same as `effective_decisions`, for the kept ops as a bit set (`bits`)."""
         keep |= self._always_kept
-        for rewriter, over in self._rewriter_bits:
-            if keep & over and not keep & rewriter:
-                keep |= rewriter
+        for in_place_op, producers in self._in_place_bits:
+            if keep & producers and not keep & in_place_op:
+                keep |= in_place_op
         return keep
 
     def keep_all(self) -> list[bool]:
-        """The decisions of plain PyTorch."""
+        """Return the decisions of plain PyTorch."""
         return [True] * self.n_ops
 
     def recompute_all(self) -> list[bool]:
-        """Recompute whatever can be."""
+        """Return the decisions that recompute every op that is not pinned."""
         return list(self.pinned)

@@ -1,10 +1,9 @@
-"""Making a plan fit that nearly does, by small changes where it holds too much.
+"""Repair a plan that exceeds the budget slightly, by small changes at its peak.
 
-The programme plans for at most one replay an op and is careful about what lives inside a replay; just above the
-smallest budgets, plans are better that replay a few ops more than once. At the worst place the largest
-holders are looked at: drop one, do not retain it, or keep it (then what it is made from need not be there). The
-change that removes most excess a second is taken, judged by the simulator. It may get stuck: then there is no
-plan.
+The MILP plans at most one replay per op and overestimates what is live during replays. Just above the smallest budgets,
+better plans replay a few ops more than once. Each step looks at the largest values at the peak and tries all other
+decisions for their ops. It takes the change that removes the most excess bytes per second. This can get stuck, and then
+there is no result.
 """
 
 from __future__ import annotations
@@ -14,70 +13,80 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .candidate import Candidate, judged
-from .simulator import PeakAt, Simulator
+from .candidate import Candidate, judge_decisions
+from .simulator import Simulator
 
-_STEPS = 60
+_MAX_STEPS = 60
 _HOLDERS_TRIED = 10
+"""Ops tried in each step. Doubled: twice the time."""
+_MIN_COST = 1e-4
+"""Lower limit on the cost of a change, as a share of a plain step: changes without cost do not always win."""
 
 
 def repair(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadline: float) -> Candidate | None:
-    """A plan near `start` that fits, or None."""
-    problem = simulator.problem
+    """Return a plan near `start` that fits, or None."""
     best, excess = start, _excess(start, budget_bytes)
-    # A change that costs no time is worth taking, but not without bound.
-    least_s = 1e-4 * max(problem.trace.step_s, 1e-12)
-    for _ in range(_STEPS):
+    for _ in range(_MAX_STEPS):
         if excess == 0:
             break
-        chosen: tuple[float, Candidate, int] | None = None
-        for j in _largest_holders(simulator, best):
-            for keep, released, offload in ways_of(best, j):
-                if time.monotonic() > deadline:
-                    return None
-                if tuple(keep) == best.keep and released == best.released and offload == best.offload:
-                    continue
-                other = judged(
-                    simulator, keep, released, offload=offload, limit_bytes=budget_bytes, solver=start.solver
-                )
-                if other is None:
-                    continue
-                removed = excess - _excess(other, budget_bytes)
-                worth = removed / max(other.extra_s - best.extra_s, least_s)
-                if removed > 0 and (chosen is None or worth > chosen[0]):
-                    chosen = (worth, other, excess - removed)
-        if chosen is None:
-            break
-        _, best, excess = chosen
+        change = _best_change(simulator, best, budget_bytes, deadline)
+        if change is None:
+            return None
+        best, excess = change, _excess(change, budget_bytes)
     return best if excess == 0 else None
 
 
-def ways_of(candidate: Candidate, op: int) -> Iterator[tuple[list[bool], frozenset[int], frozenset[int]]]:
-    """What else can be done with what an op makes: drop it, not retain it, keep it, or put it into a store.
+def _best_change(simulator: Simulator, plan: Candidate, budget_bytes: int, deadline: float) -> Candidate | None:
+    """Return the change of one op that removes the most excess bytes per second, or None if none removes any."""
+    min_cost_s = _MIN_COST * max(simulator.problem.trace.step_s, 1e-12)
+    excess = _excess(plan, budget_bytes)
+    best: Candidate | None = None
+    best_worth = 0.0
+    for j in _largest_holders(simulator, plan):
+        for keep, released, offload in _alternatives(plan, j):
+            if time.monotonic() > deadline:
+                return None
+            if tuple(keep) == plan.keep and released == plan.released and offload == plan.offload:
+                continue
+            changed = judge_decisions(
+                simulator, keep, released, offload=offload, limit_bytes=budget_bytes, solver=plan.solver
+            )
+            if changed is None:
+                continue
+            removed = excess - _excess(changed, budget_bytes)
+            worth = removed / max(changed.extra_s - plan.extra_s, min_cost_s)
+            if removed > 0 and worth > best_worth:
+                best, best_worth = changed, worth
+    return best
 
-    Keeping it can help too: then its own inputs need not be there.
+
+def _alternatives(candidate: Candidate, op: int) -> Iterator[tuple[list[bool], frozenset[int], frozenset[int]]]:
+    """Yield all decisions for an op: recompute and retain it, recompute and release it, keep it, offload it.
+
+    Keeping an op can lower the peak too: then backward does not need its inputs.
     """
-    dropped, kept = list(candidate.keep), list(candidate.keep)
-    dropped[op], kept[op] = False, True
-    without = candidate.offload - {op}
-    yield dropped, candidate.released - {op}, without
-    yield dropped, candidate.released | {op}, without
-    yield kept, candidate.released - {op}, without
+    recomputed, kept = list(candidate.keep), list(candidate.keep)
+    recomputed[op], kept[op] = False, True
+    others_offloaded = candidate.offload - {op}
+    yield recomputed, candidate.released - {op}, others_offloaded
+    yield recomputed, candidate.released | {op}, others_offloaded
+    yield kept, candidate.released - {op}, others_offloaded
     yield kept, candidate.released - {op}, candidate.offload | {op}
 
 
 def _excess(candidate: Candidate, budget_bytes: int) -> int:
-    """Bytes too many, summed over all places: it falls even where several places are equally full."""
+    """Return the excess bytes, summed over all places. The sum falls even where several places are equally full."""
     simulation = candidate.simulation
-    over = [np.maximum(live - budget_bytes, 0).sum() for live in (simulation.forward_live, simulation.unpack_live)]
-    return int(sum(over))
+    excess = [np.maximum(live - budget_bytes, 0).sum() for live in (simulation.forward_live, simulation.unpack_live)]
+    return int(sum(excess))
 
 
 def _largest_holders(simulator: Simulator, candidate: Candidate) -> list[int]:
-    """Ops whose values take most at the peak, without those that are pinned."""
+    """Return the ops, without pinned ones, whose outputs take the most bytes at the peak."""
     problem = simulator.problem
-    at: PeakAt = candidate.simulation.peak_at
-    found = candidate.simulation
-    holders = simulator.holders(candidate.keep, candidate.released, at, found.written_before, found.prefetch_after)
-    ops = dict.fromkeys(problem.producer[v] for v in holders)
+    simulation = candidate.simulation
+    values = simulator.holders(
+        candidate.keep, candidate.released, simulation.peak_at, simulation.written_before, simulation.prefetch_after
+    )
+    ops = dict.fromkeys(problem.producer[v] for v in values)
     return [j for j in ops if not problem.pinned[j]][:_HOLDERS_TRIED]

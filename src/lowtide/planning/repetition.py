@@ -1,7 +1,7 @@
-"""Repeated blocks in the op stream, and the ties that let one decision stand for many of them.
+"""Repeated blocks in the list of ops, and ties: labels that give ops in several blocks one decision.
 
-A stack of equal layers shows as a stretch of ops that repeats with a period. Found by comparing the stream
-with itself, shifted; module names are not needed. Nothing is lost when none is found: ties are then trivial.
+A stack of equal layers is a run of ops that repeats with a period. It is found by comparison of the op list with
+itself, shifted by the period. Module names are not used.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from .problem import Problem
 
-_LEAST_BLOCKS = 3
-_LEAST_OPS = 12
+_MIN_BLOCKS = 3
+_MIN_OPS = 12
+"""A run of fewer blocks, or of fewer ops in all, does not count as repeated blocks."""
+
+_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class RepeatedBlocks:
-    """Ops `start` to `start + blocks · period`, in which every period does the same."""
+    """`blocks` blocks of `period` equal ops each, from op `start` on."""
 
     start: int
     period: int
@@ -26,13 +30,13 @@ class RepeatedBlocks:
 
 
 def find_repeated_blocks(problem: Problem) -> list[RepeatedBlocks]:
-    """The repeated stretches of the stream, longest found first, disjoint."""
-    marks = _marks(problem)
+    """Return the runs of repeated blocks. They are disjoint, and the longest one comes first."""
+    signatures = _op_signatures(problem)
     found: list[RepeatedBlocks] = []
     pending = [(0, problem.n_ops)]
     while pending:
         low, high = pending.pop()
-        repeat = _longest(marks, low, high)
+        repeat = _longest_run(signatures, low, high)
         if repeat is None:
             continue
         found.append(repeat)
@@ -42,10 +46,11 @@ def find_repeated_blocks(problem: Problem) -> list[RepeatedBlocks]:
 
 
 def tie_blocks(problem: Problem, repeats: list[RepeatedBlocks]) -> list[int]:
-    """One label per op; ops with one label get one decision.
+    """Return a label for each op. Ops with equal labels get one decision.
 
-    The blocks of a stretch form groups of 1, 1, 2, 4, ... from its end, because backward starts there, with
-    everything else still held; and because with such sizes any number of blocks can be given one treatment.
+    The blocks of a run form groups of 1, 1, 2, 4, ... blocks, counted from its end. The last blocks have groups of
+    their own because backward starts there, while all other values are still held. Groups of these sizes can be
+    combined to any number of blocks with equal decisions.
     """
     labels: dict[tuple[int, ...], int] = {}
     ties = [0] * problem.n_ops
@@ -65,7 +70,7 @@ def tie_blocks(problem: Problem, repeats: list[RepeatedBlocks]) -> list[int]:
 
 
 def _groups(blocks: int) -> list[int]:
-    """By block: its group, numbered from the end."""
+    """Return the group of each block. The last block is in group 0."""
     groups: list[int] = []
     size, group = 1, 0
     while len(groups) < blocks:
@@ -75,46 +80,48 @@ def _groups(blocks: int) -> list[int]:
     return groups[::-1]
 
 
-def _marks(problem: Problem) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """A number per op: equal for ops that look alike, also in where their inputs come from."""
+def _op_signatures(problem: Problem) -> _Ints:
+    """Return a number for each op: equal for ops with equal name, sizes and distances to the makers of their inputs."""
     numbers: dict[object, int] = {}
-    trace = problem.trace
     position = {v: i for outputs in problem.outputs for i, v in enumerate(outputs)}
-    marks = []
-    for j, op in enumerate(trace.ops):
-        near = tuple(
-            (j - problem.producer[u], position[u])
-            for u in problem.inputs[j]
-            if j - problem.producer[u] <= problem.n_ops // 3
+    signatures = []
+    for j, op in enumerate(problem.trace.ops):
+        near_inputs = tuple(
+            (j - problem.producer[v], position[v])
+            for v in problem.inputs[j]
+            if j - problem.producer[v] <= problem.n_ops // 3
         )
-        key = (
+        signature = (
             op.name,
             op.pinned,
             len(op.inputs),
-            near if len(near) <= 2 else len(near),  # wide ops reach back differently in every block
+            # In ops with many inputs, such as cat, the distances differ from block to block.
+            near_inputs if len(near_inputs) <= 2 else len(near_inputs),
             tuple((problem.nbytes[v], problem.saved[v]) for v in op.outputs),
         )
-        marks.append(numbers.setdefault(key, len(numbers)))
-    return np.array(marks, dtype=np.int64)
+        signatures.append(numbers.setdefault(signature, len(numbers)))
+    return np.array(signatures, dtype=np.int64)
 
 
-def _longest(marks: np.ndarray[tuple[int], np.dtype[np.int64]], low: int, high: int) -> RepeatedBlocks | None:
-    """The stretch that covers most of [low, high), of the shortest period among equals."""
-    best: tuple[int, RepeatedBlocks] | None = None
-    part = marks[low:high]
+def _longest_run(signatures: _Ints, low: int, high: int) -> RepeatedBlocks | None:
+    """Return the longest run in the ops [low, high). Of runs with similar length, take the shortest period."""
+    best: RepeatedBlocks | None = None
+    best_ops = 0
+    part = signatures[low:high]
     n = len(part)
-    for period in range(2, n // _LEAST_BLOCKS + 1):
-        if best is not None and best[0] >= n - n % period:
+    for period in range(2, n // _MIN_BLOCKS + 1):
+        if best is not None and best_ops >= n - n % period:
             break
         differs = np.flatnonzero(part[:-period] != part[period:])
         edges = np.concatenate([[-1], differs, [n - period]])
-        runs = np.diff(edges) - 1
-        longest = int(runs.argmax())
-        blocks = (int(runs[longest]) + period) // period
-        if blocks < _LEAST_BLOCKS or blocks * period < _LEAST_OPS:
+        lengths = np.diff(edges) - 1
+        longest = int(lengths.argmax())
+        blocks = (int(lengths[longest]) + period) // period
+        ops = blocks * period
+        if blocks < _MIN_BLOCKS or ops < _MIN_OPS:
             continue
-        # Early blocks differ more often (their inputs come from elsewhere), so align with the end of the run.
+        # Align with the end of the run: the first blocks differ more often, because their inputs have other makers.
         end = low + int(edges[longest + 1]) + period
-        if best is None or blocks * period > best[0] + period // 2:
-            best = (blocks * period, RepeatedBlocks(end - blocks * period, period, blocks))
-    return best[1] if best is not None else None
+        if best is None or ops > best_ops + period // 2:
+            best, best_ops = RepeatedBlocks(end - ops, period, blocks), ops
+    return best

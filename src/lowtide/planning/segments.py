@@ -1,7 +1,7 @@
-"""Cutting the op stream into segments: what crosses a cut is kept, everything between is recomputed.
+"""Segments of the op list, as in classic checkpointing: values that cross a cut are kept, all others recomputed.
 
-The shape of every classic checkpointing scheme. Layers are found by module path (what
-`torch.utils.checkpoint` would wrap), cuts by the bytes that cross them (no names needed).
+Layers, which users would wrap in `torch.utils.checkpoint`, are found by module path. Cuts are placed where few bytes
+cross them, without module names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LAYER = re.compile(r"^((?:[^.]+\.)*?\d+)(?:\.|$)")
 
 
 def layers_of(problem: Problem) -> list[str]:
-    """By op: the outermost numbered module that it runs in ("transformer.h.3"), or "" outside of any."""
+    """Return, by op, the outermost numbered module that it runs in, such as "transformer.h.3", or ""."""
     found = []
     for op in problem.trace.ops:
         match = _LAYER.match(op.module)
@@ -28,7 +28,7 @@ def layers_of(problem: Problem) -> list[str]:
 
 
 def crossing_bytes(problem: Problem) -> Floats:
-    """By op j: bytes of values that are made by op j or before and read after it."""
+    """Return, by op j, the bytes of values that are made by op j or earlier and read after it."""
     change = np.zeros(problem.n_ops + 1)
     for v in range(problem.n_values):
         if problem.producer[v] >= 0 and problem.consumers[v]:
@@ -39,24 +39,26 @@ def crossing_bytes(problem: Problem) -> Floats:
 
 
 def block_cuts(problem: Problem, repeats: list[RepeatedBlocks]) -> list[int]:
-    """The narrowest place of every repeated block: op after which to cut."""
+    """Return one cut for each repeated block, as the op before the cut. Blocks of one run are cut at equal places.
+
+    The place is the one that fewest bytes cross, summed over the blocks.
+    """
     crossing = crossing_bytes(problem)
     cuts: list[int] = []
     for repeat in repeats:
-        # The same place in every block: the narrowest on the whole.
-        table = crossing[repeat.start : repeat.start + repeat.period * repeat.blocks]
-        offset = int(table.reshape(repeat.blocks, repeat.period).sum(axis=0).argmin())
+        of_run = crossing[repeat.start : repeat.start + repeat.period * repeat.blocks]
+        offset = int(of_run.reshape(repeat.blocks, repeat.period).sum(axis=0).argmin())
         cuts += [repeat.start + block * repeat.period + offset for block in range(repeat.blocks)]
     return sorted(cuts)
 
 
 def even_cuts(problem: Problem, segments: int) -> list[int]:
-    """Cuts into about this many segments of equal time, each moved to the narrowest place nearby."""
+    """Return cuts into about `segments` segments of equal time, each moved to a nearby op with few crossing bytes."""
     crossing = crossing_bytes(problem)
-    clock = np.cumsum(problem.time_s)
-    if not len(clock) or segments < 2:
+    end_s = np.cumsum(problem.time_s)
+    if not len(end_s) or segments < 2:
         return []
-    targets = np.searchsorted(clock, np.linspace(0, clock[-1], segments + 1)[1:-1])
+    targets = np.searchsorted(end_s, np.linspace(0, end_s[-1], segments + 1)[1:-1])
     radius = max(1, problem.n_ops // (2 * segments))
     cuts = set()
     for target in targets:
@@ -66,15 +68,13 @@ def even_cuts(problem: Problem, segments: int) -> list[int]:
 
 
 def keep_at_cuts(problem: Problem, cuts: Iterable[int]) -> list[bool]:
-    """Keep what crosses a cut and what is pinned; recompute the rest."""
+    """Return decisions by op: keep pinned ops and ops with an output that crosses a cut, recompute the rest."""
     keep = problem.recompute_all()
-    ordered = sorted(cuts)
-    places = np.array(ordered, dtype=np.int64)
+    ordered = np.array(sorted(cuts), dtype=np.int64)
     for v in range(problem.n_values):
         producer = problem.producer[v]
         if producer >= 0 and problem.consumers[v] and not keep[producer]:
-            # The first cut at or after its maker, if it is read beyond that.
-            first = int(np.searchsorted(places, producer))
-            if first < len(places) and places[first] < problem.consumers[v][-1]:
+            first = int(np.searchsorted(ordered, producer))  # the first cut after the value is made
+            if first < len(ordered) and ordered[first] < problem.consumers[v][-1]:
                 keep[producer] = True
     return keep

@@ -1,7 +1,8 @@
-"""HiGHS has a line or two that it prints to standard output whatever it is told.
+"""Redirection of standard output while the solver runs.
 
-Standard output belongs to the user's script, or is JSON that somebody reads: so while HiGHS runs, what is
-written there below Python goes to standard error.
+HiGHS prints a few lines to standard output even when its output is disabled. Standard output belongs to the user's
+script, and may be JSON that another program parses. Everything that is written to it below Python therefore goes to
+standard error while HiGHS runs.
 """
 
 from __future__ import annotations
@@ -13,46 +14,49 @@ import sys
 import threading
 from collections.abc import Iterator
 
-_redirecting = threading.Lock()
+_redirection_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def to_standard_error() -> Iterator[None]:
-    """Send file descriptor 1 to where 2 goes, for the length of the body."""
-    if not _redirecting.acquire(blocking=False):
-        yield  # another thread does it
+    """Redirect file descriptor 1 to standard error inside the `with` block.
+
+    Does nothing if another thread has redirected it, or if the process has no standard output or no standard error.
+    """
+    if not _redirection_lock.acquire(blocking=False):
+        yield
         return
     try:
-        saved = _saved_output()
+        original = _redirect()
         try:
             yield
         finally:
-            if saved is not None:
+            if original is not None:
                 _flush()
-                os.dup2(saved, 1)
-                os.close(saved)
+                os.dup2(original, 1)
+                os.close(original)
     finally:
-        _redirecting.release()
+        _redirection_lock.release()
 
 
-def _saved_output() -> int | None:
-    """A copy of file descriptor 1, which leads to standard error now; None in a process that has not both."""
+def _redirect() -> int | None:
+    """Redirect file descriptor 1. Return a duplicate of the original one, or None if that failed."""
     _flush()
     try:
-        saved = os.dup(1)
+        original = os.dup(1)
     except OSError:
         return None
     try:
         os.dup2(2, 1)
     except OSError:
-        os.close(saved)
+        os.close(original)
         return None
-    return saved
+    return original
 
 
 def _flush() -> None:
-    """Have Python and the C library write what they have of standard output to where it leads now."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced by something else
+    """Flush the standard output buffers of Python and of the C library."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced by another object
         sys.stdout.flush()
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # not every system has it under this name
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # some systems have no fflush under this name
         ctypes.CDLL(None).fflush(None)

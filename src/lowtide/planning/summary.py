@@ -1,4 +1,4 @@
-"""Decisions and simulations in words: where the peak is, who holds it, what each kind of module does."""
+"""Text and totals for plans: the place of the peak, its largest holders, bytes and time by module pattern."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def describe_place(problem: Problem, at: PeakAt) -> str:
-    """ "in forward, at aten.mm.default of h.3.mlp" """
+    """Return such as "in forward, at aten.mm.default of h.3.mlp"."""
     trace = problem.trace
     if at.phase == "forward":
         return f"in forward, at {_op_name(problem, at.index)}" if trace.ops else "nowhere"
     producer = problem.producer[problem.unpack_value[at.index]]
     if producer < 0:
-        # Backward asks for a parameter: name the op whose value it asks for next to it.
+        # Backward unpacks a source, such as a parameter: name the nearest unpack of a value that has a producer.
         near = [k for k in range(problem.n_unpacks) if problem.producer[problem.unpack_value[k]] >= 0]
         if not near:
-            return f"in backward, at ask {at.index}"
+            return f"in backward, at unpack {at.index}"
         producer = problem.producer[problem.unpack_value[min(near, key=lambda k: abs(k - at.index))]]
-    return f"in backward, when it needs what {_op_name(problem, producer)} made"
+    return f"in backward, when it unpacks the output of {_op_name(problem, producer)}"
 
 
 def describe_holders(simulator: Simulator, candidate: Candidate, count: int = 5) -> list[str]:
-    """The largest holders of memory at the peak, alike ones together: "12 × aten.mm.default of h.*.mlp: 1.00 GiB"."""
+    """Return the largest holders of memory at the peak, such as "12 × aten.mm.default of h.*.mlp: 1.00 GiB"."""
     problem = simulator.problem
-    sizes: Counter[str] = Counter()
-    numbers: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    values: Counter[str] = Counter()
     simulation = candidate.simulation
     holders = simulator.holders(
         candidate.keep,
@@ -45,44 +45,52 @@ def describe_holders(simulator: Simulator, candidate: Candidate, count: int = 5)
     )
     for v in holders:
         op = problem.trace.ops[problem.producer[v]]
-        where = f" of {module_pattern(op.module)}" if op.module else ""
-        sizes[op.name + where] += problem.nbytes[v]
-        numbers[op.name + where] += 1
-    return [f"{numbers[name]} × {name}: {format_bytes(size)}" for name, size in sizes.most_common(count)]
+        name = op.name + (f" of {module_pattern(op.module)}" if op.module else "")
+        nbytes[name] += problem.nbytes[v]
+        values[name] += 1
+    return [f"{values[name]} × {name}: {format_bytes(size)}" for name, size in nbytes.most_common(count)]
 
 
 def module_pattern(module: str) -> str:
-    """A module path with its numbers taken out: "h.3.mlp" is a "h.*.mlp"."""
+    """Return a module path with `*` for its numbers: "h.*.mlp" for "h.3.mlp"."""
     return _NUMBER.sub("*", module)
 
 
 def summarise_modules(simulator: Simulator, candidate: Candidate) -> tuple[ModuleSummary, ...]:
-    """Bytes and times by kind of module."""
+    """Return bytes and times by module pattern."""
     problem = simulator.problem
-    kinds = [module_pattern(op.module) for op in problem.trace.ops]
-    ops = Counter(kinds)
+    patterns = [module_pattern(op.module) for op in problem.trace.ops]
+    ops = Counter(patterns)
     kept: Counter[str] = Counter()
     recomputed: Counter[str] = Counter()
-    seconds: dict[str, float] = dict.fromkeys(ops, 0.0)
-    offloaded: Counter[str] = Counter()
-    packed: Counter[str] = Counter()
+    replay_s: dict[str, float] = dict.fromkeys(ops, 0.0)
+    stored: Counter[str] = Counter()
+    compressed: Counter[str] = Counter()
     for v in simulator.held_into_backward(candidate.keep, candidate.offload):
-        kept[kinds[problem.producer[v]]] += problem.nbytes[v]
-    for v in simulator.held_outside(candidate.keep, candidate.offload):
-        elsewhere = packed if problem.codec_cost[v] is not None else offloaded
-        elsewhere[kinds[problem.producer[v]]] += problem.nbytes[v]
+        kept[patterns[problem.producer[v]]] += problem.nbytes[v]
+    for v in simulator.offloaded_into_backward(candidate.keep, candidate.offload):
+        counter = compressed if problem.codec_cost[v] is not None else stored
+        counter[patterns[problem.producer[v]]] += problem.nbytes[v]
     for j in range(problem.n_ops):
         if not candidate.keep[j]:
-            recomputed[kinds[j]] += sum(problem.nbytes[v] for v in problem.outputs[j] if problem.saved[v])
-            seconds[kinds[j]] += problem.replay_overhead_s[j] * candidate.simulation.replays[j]
+            recomputed[patterns[j]] += sum(problem.nbytes[v] for v in problem.outputs[j] if problem.saved[v])
+            replay_s[patterns[j]] += problem.replay_s[j] * candidate.simulation.replays[j]
     return tuple(
-        ModuleSummary(kind, ops[kind], kept[kind], recomputed[kind], seconds[kind], offloaded[kind], packed[kind])
-        for kind in ops
+        ModuleSummary(
+            pattern,
+            ops[pattern],
+            kept[pattern],
+            recomputed[pattern],
+            replay_s[pattern],
+            stored[pattern],
+            compressed[pattern],
+        )
+        for pattern in ops
     )
 
 
 def summarise_pinned(problem: Problem) -> tuple[PinnedOp, ...]:
-    """The pinned ops, alike ones together."""
+    """Return the pinned ops, counted by name, module pattern and reason."""
     pinned: Iterable[tuple[str, str, str]] = (
         (op.name, module_pattern(op.module), op.pinned) for op in problem.trace.ops if op.pinned is not None
     )
