@@ -1,10 +1,10 @@
-"""What the disk store costs: its throughput against plain ways to a file, and how much of it hides behind compute.
+"""Measure the disk store: throughput compared with plain file I/O, and the part that overlaps with compute.
 
     python -m benchmarks.disk_store [--rounds N] [--values N] [--mib N] [--directory DIR]
 
-One torch thread. All variants are run in turn, round by round, and minima are compared, because the machine may be
-shared. Plain writes have no checksum and the page cache takes what all of them write: this is the cost to the
-program, not the speed of the disk. `--directory` should be where a training run would spill.
+One torch thread. All variants run in each round and minima are compared, because the machine may be shared. Writes go
+to the page cache, so this measures the cost to the program, not the speed of the disk. Plain writes have no checksum.
+`--directory` should be the directory in which a training run would offload.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from lowtide.stores._spill_file import BLOCK, checksum
 Times = dict[str, float]
 
 
-def clock(work: Callable[[], object]) -> float:
+def seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def disk_store(values: list[torch.Tensor], directory: str, prefetch: bool) -> Times:
-    """Everything put and written, then fetched in reverse order, as backward does."""
+    """Put and flush all values, then fetch them in reverse order, as backward does."""
     with DiskStore(directory, max_in_flight_bytes="64 MiB") as store:
 
         def put() -> None:
@@ -47,16 +47,16 @@ def disk_store(values: list[torch.Tensor], directory: str, prefetch: bool) -> Ti
                 for ticket in reversed(tickets):
                     store.prefetch(ticket)
             for ticket, value in zip(reversed(tickets), reversed(values), strict=True):
-                got = store.fetch(ticket)
+                fetched = store.fetch(ticket)
                 store.drop(ticket)
-                assert got[-1] == value[-1]
+                assert fetched[-1] == value[-1]
 
         tickets: list[Ticket] = []
-        return {"out": clock(put), "back": clock(fetch)}
+        return {"write": seconds(put), "read": seconds(fetch)}
 
 
 def plain_file(values: list[torch.Tensor], directory: str, crc: bool) -> Times:
-    """One unnamed file, written and read in the calling thread."""
+    """Write and read one unnamed file in the calling thread."""
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         size = values[0].nbytes
 
@@ -70,13 +70,13 @@ def plain_file(values: list[torch.Tensor], directory: str, crc: bool) -> Times:
 
         def fetch() -> None:
             for i, value in reversed(list(enumerate(values))):
-                got = torch.empty_like(value)
-                assert os.preadv(file.fileno(), [bytes_of(got).data], i * size) == size
-                assert got[-1] == value[-1]
-                assert check(got) == sums[i]
+                fetched = torch.empty_like(value)
+                assert os.preadv(file.fileno(), [bytes_of(fetched).data], i * size) == size
+                assert fetched[-1] == value[-1]
+                assert check(fetched) == sums[i]
 
         sums: list[int] = []
-        return {"out": clock(put), "back": clock(fetch)}
+        return {"write": seconds(put), "read": seconds(fetch)}
 
 
 def checksums(values: list[torch.Tensor]) -> None:
@@ -87,7 +87,7 @@ def checksums(values: list[torch.Tensor]) -> None:
 
 
 def torch_save(values: list[torch.Tensor], directory: str) -> Times:
-    """One file a value."""
+    """Save each value in its own file."""
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         paths = [Path(folder, f"{i}.pt") for i in range(len(values))]
 
@@ -100,19 +100,19 @@ def torch_save(values: list[torch.Tensor], directory: str) -> Times:
                 assert torch.load(path)[-1] == value[-1]
                 path.unlink()
 
-        return {"out": clock(put), "back": clock(fetch)}
+        return {"write": seconds(put), "read": seconds(fetch)}
 
 
 def overlap(values: list[torch.Tensor], directory: str, loops: int) -> Times:
-    """A loop of matmuls alone, and with one value put (as forward does) or fetched (as backward does) every few."""
+    """Time a loop of matmuls: alone, with puts between them (as in forward), and with fetches (as in backward)."""
     a = torch.randn(512, 512)
-    each = max(1, loops // len(values))
+    loops_per_value = max(1, loops // len(values))
 
     def compute() -> None:
-        for _ in range(each):
+        for _ in range(loops_per_value):
             a @ a
 
-    def alone() -> None:
+    def compute_all() -> None:
         for _ in values:
             compute()
 
@@ -122,15 +122,15 @@ def overlap(values: list[torch.Tensor], directory: str, loops: int) -> Times:
             tickets.append(store.put(value))
         store.flush()
 
-    def fetch(ahead: bool) -> None:
-        if ahead:
+    def fetch(prefetch: bool) -> None:
+        if prefetch:
             for ticket in reversed(tickets):
                 store.prefetch(ticket)
         for ticket in reversed(tickets):
             store.fetch(ticket)
             compute()
 
-    def synchronous() -> None:
+    def write_in_caller() -> None:
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             for value in values:
                 compute()
@@ -142,35 +142,36 @@ def overlap(values: list[torch.Tensor], directory: str, loops: int) -> Times:
     tickets: list[Ticket] = []
     with DiskStore(directory, max_in_flight_bytes="64 MiB") as store:
         return {
-            "matmuls alone": clock(alone),
-            "and puts": clock(put),
-            "and the same in the caller": clock(synchronous),
-            "and fetches, prefetched": clock(lambda: fetch(True)),
-            "and fetches, no prefetch": clock(lambda: fetch(False)),
+            "matmuls alone": seconds(compute_all),
+            "with puts": seconds(put),
+            "with writes in the caller": seconds(write_in_caller),
+            "with prefetched fetches": seconds(lambda: fetch(True)),
+            "with fetches, no prefetch": seconds(lambda: fetch(False)),
         }
 
 
 def machine(directory: str) -> str:
+    """Return machine and versions in one line."""
     return (
         f"{processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; "
         f"Python {platform.python_version()}, torch {torch.__version__}, {platform.system()} {platform.release()}; "
-        f"one torch thread; spilling to {'the directory given' if directory else 'the temporary directory'}"
+        f"one torch thread; files in {'the given directory' if directory else 'the temporary directory'}"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--values", type=int, default=32)
-    parser.add_argument("--mib", type=int, default=8, help="size of each value")
-    parser.add_argument("--directory", default="")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of all variants (default 7)")
+    parser.add_argument("--values", type=int, default=32, help="number of values (default 32)")
+    parser.add_argument("--mib", type=int, default=8, help="MiB of each value (default 8)")
+    parser.add_argument("--directory", default="", help="directory of the files (default: the temporary directory)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     directory = options.directory or tempfile.gettempdir()
     values = [torch.rand(options.mib << 18) for _ in range(options.values)]
     gib = sum(value.nbytes for value in values) / 2**30
     print(machine(options.directory))
-    print(f"{options.values} values of {options.mib} MiB; minima of {options.rounds} interleaved rounds\n")
+    print(f"{options.values} values of {options.mib} MiB; minima of {options.rounds} rounds\n")
 
     variants: dict[str, Callable[[], Times]] = {
         "disk store": lambda: disk_store(values, directory, prefetch=True),
@@ -180,33 +181,33 @@ def main() -> None:
         "torch.save, torch.load": lambda: torch_save(values, directory),
     }
     best: dict[str, Times] = {}
-    hidden: Times = {}
+    overlapped: Times = {}
     best_checksum = float("inf")
     for _ in range(options.rounds):
-        best_checksum = min(best_checksum, clock(lambda: checksums(values)))
+        best_checksum = min(best_checksum, seconds(lambda: checksums(values)))
         for name, variant in variants.items():
-            least(best.setdefault(name, {}), variant())
-        least(hidden, overlap(values, directory, loops=20 * options.values))
+            keep_minima(best.setdefault(name, {}), variant())
+        keep_minima(overlapped, overlap(values, directory, loops=20 * options.values))
 
     print(f"checksums: {gib / best_checksum:.2f} GiB/s in one thread")
-    print(f"{'':28} {'out, GiB/s':>10} {'back, GiB/s':>11}")
+    print(f"{'':28} {'write, GiB/s':>12} {'read, GiB/s':>11}")
     for name, times in best.items():
-        print(f"{name:28} {gib / times['out']:10.2f} {gib / times['back']:11.2f}")
+        print(f"{name:28} {gib / times['write']:12.2f} {gib / times['read']:11.2f}")
     print()
-    alone = hidden["matmuls alone"]
-    for name, seconds in hidden.items():
-        print(f"{name:28} {seconds * 1e3:7.0f} ms  × {seconds / alone:.3f}")
-    for kind, hiding, shown in [
-        ("writing", "and puts", "and the same in the caller"),
-        ("reading", "and fetches, prefetched", "and fetches, no prefetch"),
+    alone = overlapped["matmuls alone"]
+    for name, time_s in overlapped.items():
+        print(f"{name:28} {time_s * 1e3:7.0f} ms  × {time_s / alone:.3f}")
+    for kind, asynchronous, synchronous in [
+        ("writing", "with puts", "with writes in the caller"),
+        ("reading", "with prefetched fetches", "with fetches, no prefetch"),
     ]:
-        share = 1 - (hidden[hiding] - alone) / (hidden[shown] - alone)
-        print(f"hidden behind compute: {share:.0%} of the {kind}")
+        share = 1 - (overlapped[asynchronous] - alone) / (overlapped[synchronous] - alone)
+        print(f"overlapped with compute: {share:.0%} of the {kind}")
 
 
-def least(best: Times, times: Times) -> None:
-    for key, seconds in times.items():
-        best[key] = min(seconds, best.get(key, seconds))
+def keep_minima(best: Times, times: Times) -> None:
+    for key, time_s in times.items():
+        best[key] = min(time_s, best.get(key, time_s))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""What offloading to a disk costs, for a model whose activations are four times what may stay in memory.
+"""Measure offloading to a disk, with a budget for a quarter of the activations.
 
     python -m benchmarks.offload [--rounds N] [--width N] [--layers N] [--directory DIR] [--mb-per-s N] [--save]
 
-One torch thread; the disk store's own threads run beside it. All variants are run in turn, round by round, and minima
-are compared, because the machine may be shared. The peak is that of a step of its own, by a meter that is not part
-of the engine's bookkeeping. `--directory` should be where a training run would spill; the system's page cache takes
-what is written, so this is the cost to the program, not the speed of a bare disk. `--mb-per-s` slows every write and
-every read of all variants down to that speed by sleeping, as a stand-in for a disk without a cache: no processor
-time is taken then, as with a real one. `--save` writes the picture and the numbers to benchmarks/results.
+One torch thread; the disk store has its own threads. All variants run in each round and minima are compared, because
+the machine may be shared. Peaks come from a separate step, with a meter that is independent of the engine.
+`--directory` should be the directory in which a training run would offload. Writes go to the page cache, so this
+measures the cost to the program, not the speed of the disk. `--mb-per-s` simulates a disk without a cache: it slows all
+reads and writes down to this speed by sleeping, without processor time. `--save` writes plot and numbers to
+benchmarks/results.
 
-The variants with a budget have the same one. They differ in the ways of evicting that they are allowed:
-  disk               lowtide.budget(stores=DiskStore(...)): values may be written, in the background, or dropped
-  disk, synchronous  the same, but every write is waited for and nothing is read ahead
-  recompute only     values may only be dropped
-  hooks              no budget: saved_tensors_hooks (as torch's save_on_cpu) write every saved activation to a
-                     file and read it back, in the caller's thread; parameters are left alone
+All variants with a budget have the same budget:
+  disk               lowtide.budget(stores=DiskStore(...)): values are written in the background, or recomputed
+  disk, synchronous  the same, but waits for every write and prefetches nothing
+  recompute only     values are recomputed only
+  hooks              no budget: saved_tensors_hooks (as in torch's save_on_cpu) write every saved activation to a file
+                     and read it in the calling thread; parameters stay in memory
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from torch import nn
 
 import lowtide
 from benchmarks.disk_store import machine
-from benchmarks.harness.machine import RESULTS, keep_freed_memory, one_quiet_thread
+from benchmarks.harness.machine import RESULTS, keep_freed_memory, use_one_thread
 from benchmarks.online import fixed_bytes
 from lowtide.profiling.peak_meter import PeakMeter
 from lowtide.stores import DiskStore, Ticket
 from lowtide.stores._geometry import bytes_of
 
 SHARE = 0.25
-WORDS = 512
+VOCAB_SIZE = 512
 
 
 class Synchronous(DiskStore):
-    """A disk store without its point."""
+    """A disk store that waits for every write and prefetches nothing."""
 
     def put(self, tensor: torch.Tensor, name: str = "") -> Ticket:
         ticket = super().put(tensor, name)
@@ -60,7 +60,7 @@ class Synchronous(DiskStore):
 
 
 class Throttle:
-    """Makes I/O take at least as long as a disk of this speed would; 0 is no limit."""
+    """Slow I/O down to the speed of a disk; 0 is no limit."""
 
     def __init__(self, mb_per_s: float) -> None:
         self.mb_per_s = mb_per_s
@@ -73,14 +73,14 @@ class Throttle:
         return done
 
     def slow_down(self, store: DiskStore) -> None:
-        file: Any = store._queue.file
+        file: Any = store.queue.file
         write, read = file.write, file.read
         file.write = lambda data, **more: self.paced(lambda: write(data, **more), data.nbytes)
         file.read = lambda written, into, entry: self.paced(lambda: read(written, into, entry), into.nbytes)
 
 
 class FileHooks:
-    """Every saved activation in a file, by plain writes and reads."""
+    """Write every saved activation to a file, and read it on unpack."""
 
     def __init__(self, directory: str, throttle: Throttle) -> None:
         self._directory = directory
@@ -97,21 +97,21 @@ class FileHooks:
             if tensor.is_leaf and tensor.requires_grad:
                 return tensor
             tensor = tensor.detach().contiguous()
-            place, end = end, end + tensor.nbytes
+            offset, end = end, end + tensor.nbytes
             if tensor.nbytes:
                 data = bytes_of(tensor).data
-                written = self._throttle.paced(lambda: os.pwrite(descriptor, data, place), tensor.nbytes)
+                written = self._throttle.paced(lambda: os.pwrite(descriptor, data, offset), tensor.nbytes)
                 assert written == tensor.nbytes
-            return place, tensor.shape, tensor.dtype
+            return offset, tensor.shape, tensor.dtype
 
         def unpack(saved: Any) -> torch.Tensor:
             if isinstance(saved, torch.Tensor):
                 return saved
-            place, shape, dtype = saved
+            offset, shape, dtype = saved
             tensor = torch.empty(shape, dtype=dtype)
             if tensor.nbytes:
                 data = bytes_of(tensor).data
-                read = self._throttle.paced(lambda: os.preadv(descriptor, [data], place), tensor.nbytes)
+                read = self._throttle.paced(lambda: os.preadv(descriptor, [data], offset), tensor.nbytes)
                 assert read == tensor.nbytes
             return tensor
 
@@ -124,16 +124,16 @@ Times = dict[str, float]
 
 
 def step(model: nn.Module, ids: torch.Tensor, scope: AbstractContextManager[Any]) -> tuple[Times, list[torch.Tensor]]:
-    """When forward and backward began and ended, and the gradients, whose memory is there all the time."""
+    """Return start and end times of forward and backward, and the gradients, which stay allocated between steps."""
     model.zero_grad(set_to_none=False)
     torch.manual_seed(3)
     gc.collect()
     started = time.perf_counter()
     with scope:
         loss = model(input_ids=ids, labels=ids).loss
-    turned = time.perf_counter()
+    forward_end = time.perf_counter()
     loss.backward()
-    times = {"start": started, "turn": turned, "end": time.perf_counter()}
+    times = {"start": started, "forward_end": forward_end, "end": time.perf_counter()}
     return times, [p.grad for p in model.parameters() if p.grad is not None]
 
 
@@ -147,18 +147,21 @@ def draw(times: Times, spans: list[Any], title: str, path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(11, 3.2), layout="constrained")
     lanes = {"compute": 3, "write": 2, "read": 1, "wait": 0}
     colours = {"forward": "#0b6e99", "backward": "#4d9d79", "write": "#d9730d", "read": "#8a4fbf", "wait": "#c0392b"}
-    for name, begin, end in [("forward", start, times["turn"]), ("backward", times["turn"], times["end"])]:
+    for name, begin, end in [
+        ("forward", start, times["forward_end"]),
+        ("backward", times["forward_end"], times["end"]),
+    ]:
         axis.broken_barh([(begin - start, end - begin)], (3 - 0.35, 0.7), color=colours[name], alpha=0.9)
         axis.text((begin + end) / 2 - start, 3, name, ha="center", va="center", color="white", fontsize=10)
     for span in spans:
         if start <= span.start_seconds <= times["end"]:
             lane = "wait" if span.kind.startswith("wait") else span.kind
-            height = 0.7 if lane == "wait" else 0.5  # two threads: shades add up where both work
+            height = 0.7 if lane == "wait" else 0.5  # two threads: shades add up while both work
             axis.broken_barh(
                 [(span.start_seconds - start, span.seconds)], (lanes[lane] - height / 2, height),
                 color=colours[lane], alpha=1.0 if lane == "wait" else 0.55, linewidth=0,
             )  # fmt: skip
-    axis.set_yticks([3, 2, 1, 0], ["compute", "disk writes", "disk reads", "compute\nwaits for it"])
+    axis.set_yticks([3, 2, 1, 0], ["compute", "disk writes", "disk reads", "compute\nwaits"])
     axis.set_xlim(0, times["end"] - start)
     axis.set_ylim(-0.5, 3.5)
     axis.set_xlabel("seconds")
@@ -169,7 +172,7 @@ def draw(times: Times, spans: list[Any], title: str, path: Path) -> None:
 
 
 def covered(spans: list[Any], start: float, end: float) -> float:
-    """The seconds in which at least one of these was under way."""
+    """Return the time in which at least one span was active."""
     total, reached = 0.0, start
     for span in sorted(spans, key=lambda s: s.start_seconds):
         begin, stop = max(span.start_seconds, reached), min(span.end_seconds, end)
@@ -181,28 +184,28 @@ def covered(spans: list[Any], start: float, end: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--directory", default="")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of timed steps (default 5)")
+    parser.add_argument("--width", type=int, default=512, help="width of the GPT-2 (default 512)")
+    parser.add_argument("--layers", type=int, default=6, help="layers of the GPT-2 (default 6)")
+    parser.add_argument("--batch", type=int, default=8, help="batch size (default 8)")
+    parser.add_argument("--directory", default="", help="directory of the files (default: the temporary directory)")
     parser.add_argument("--mb-per-s", type=float, default=0.0, help="slow the disk down to this speed")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/offload.{json,png}")
     options = parser.parse_args()
     keep_freed_memory("benchmarks.offload")
-    one_quiet_thread()
+    use_one_thread()
     torch.manual_seed(0)
     directory = options.directory or tempfile.gettempdir()
     config = transformers.GPT2Config(
-        n_layer=options.layers, n_embd=options.width, n_head=8, vocab_size=WORDS, n_positions=128,
+        n_layer=options.layers, n_embd=options.width, n_head=8, vocab_size=VOCAB_SIZE, n_positions=128,
         bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config).train()
-    ids = torch.randint(5, WORDS, (options.batch, 128), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(5, VOCAB_SIZE, (options.batch, 128), generator=torch.Generator().manual_seed(1))
     _, grads = step(model, ids, contextlib.nullcontext())
     plain_grads = [g.clone() for g in grads]
     fixed = fixed_bytes(model, [ids, *grads])
-    kept = fixed + sum(g.nbytes for g in plain_grads)  # what the benchmark compares with is there too
+    fixed_with_reference = fixed + sum(g.nbytes for g in plain_grads)  # the reference gradients are allocated too
 
     def peak(scope: AbstractContextManager[Any]) -> int:
         gc.collect()
@@ -212,9 +215,9 @@ def main() -> None:
 
     plain_peak = peak(contextlib.nullcontext())
     activations = plain_peak - fixed
-    limit = kept + int(SHARE * activations)
+    limit = fixed_with_reference + int(SHARE * activations)
     throttle = Throttle(options.mb_per_s)
-    threads = 1 if options.mb_per_s else 2  # each thread would have a disk of its own
+    threads = 1 if options.mb_per_s else 2  # each thread would sleep separately, as if it had its own disk
     store = DiskStore(directory, threads=threads, record_timeline=True)
     synchronous = Synchronous(directory, threads=threads)
     throttle.slow_down(store)
@@ -231,7 +234,7 @@ def main() -> None:
     print(machine(options.directory) + (f", slowed to {options.mb_per_s:g} MB/s" if options.mb_per_s else ""))
     print(
         f"GPT-2, {options.layers} layers, {options.width} wide, batch {options.batch} × 128: "
-        f"{activations / mib:.0f} MiB of activations, {activations * SHARE / mib:.0f} MiB of which may be resident; "
+        f"{activations / mib:.0f} MiB of activations, {activations * SHARE / mib:.0f} MiB of which fit the budget; "
         f"minima of {options.rounds} rounds"
     )
     rows: dict[str, dict[str, Any]] = {}
@@ -250,23 +253,23 @@ def main() -> None:
     timeline: tuple[Times, list[Any]] | None = None
     for k in range(options.rounds):
         for name, scope in list(scopes.items())[:: 1 if k % 2 else -1]:
-            hits = store.stats()
-            times, got = step(model, ids, scope())
+            before = store.stats()
+            times, gradients = step(model, ids, scope())
             seconds = times["end"] - times["start"]
             if name == "hooks":
                 hooks.close()
-            assert all(torch.equal(a, b) for a, b in zip(got, plain_grads, strict=True)), name
+            assert all(torch.equal(a, b) for a, b in zip(gradients, plain_grads, strict=True)), name
             if name == "disk" and seconds < rows[name].get("seconds", float("inf")):
                 timeline = times, [s for s in store.timeline() if times["start"] <= s.start_seconds <= times["end"]]
-                now = store.stats()
-                fetched = lowtide.report().budget
-                assert fetched is not None
+                after = store.stats()
+                budget_report = lowtide.report().budget
+                assert budget_report is not None
                 rows[name] |= {
-                    "prefetched": now.prefetch_hits - hits.prefetch_hits,
-                    "fetched": fetched.values_fetched,
+                    "prefetched": after.prefetch_hits - before.prefetch_hits,
+                    "fetched": budget_report.values_fetched,
                 }
             rows[name]["seconds"] = min(seconds, rows[name].get("seconds", seconds))
-    print(f"{'':20}{'time':>10}{'activation peak, MiB':>22}{'written, MiB':>14}{'read back':>11}{'replayed ops':>14}")
+    print(f"{'':20}{'time':>10}{'activation peak, MiB':>22}{'written, MiB':>14}{'fetched':>11}{'replayed ops':>14}")
     for name, row in rows.items():
         row["times"] = row["seconds"] / rows["plain"]["seconds"]
         written = f"{row['written_bytes'] / mib:14.0f}" if "written_bytes" in row else f"{'':14}"
@@ -279,10 +282,10 @@ def main() -> None:
     disk_seconds = covered(busy, times["start"], times["end"])
     waited = covered(waits, times["start"], times["end"])
     print(
-        f"disk: of a step of {times['end'] - times['start']:.3f} s (plain {rows['plain']['seconds']:.3f} s) the disk "
-        f"was busy for {disk_seconds:.3f} s, and compute waited for it for {waited:.3f} s: "
-        f"{1 - waited / max(disk_seconds, 1e-9):.0%} hidden; {rows['disk']['prefetched']} of {rows['disk']['fetched']} "
-        "values read back had been read ahead"
+        f"disk: in a step of {times['end'] - times['start']:.3f} s (plain {rows['plain']['seconds']:.3f} s) the disk "
+        f"was busy for {disk_seconds:.3f} s, and compute waited for {waited:.3f} s: "
+        f"{1 - waited / max(disk_seconds, 1e-9):.0%} overlapped; {rows['disk']['prefetched']} of "
+        f"{rows['disk']['fetched']} fetched values had been prefetched"
     )
     store.close()
     synchronous.close()
@@ -301,7 +304,7 @@ def main() -> None:
         }
         name = "offload-slow-disk" if options.mb_per_s else "offload"
         (RESULTS / f"{name}.json").write_text(json.dumps(saved, indent=1) + "\n")
-        title = f"A step with {SHARE:.0%} of its activations in memory: × {rows['disk']['times']:.2f} of plain"
+        title = f"A step with a budget for {SHARE:.0%} of its activations: × {rows['disk']['times']:.2f} of plain"
         if options.mb_per_s:
             title += f", on a disk of {options.mb_per_s:g} MB/s"
         draw(times, spans, title, RESULTS / f"{name}.png")

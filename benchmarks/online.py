@@ -1,11 +1,11 @@
-"""What an online budget costs in time: steps of six models with less and less memory, by dropping and replaying alone.
+"""Measure step times under an online budget: six models, budgets of decreasing size, recomputation only.
 
     python -m benchmarks.online [--models NAME ...] [--shares 0.9 ...] [--rounds N] [--variants] [--save]
 
-One thread. A budget is parameters, buffers and batch, and a share of what a plain step takes beyond these. All
-budgets of a model (and with `--variants` all heuristics) are run in turn, round by round, with a plain step in each
-round, and minima are compared, because the machine may be shared. The peak is that of a step of its own, by a meter
-that is not part of the engine's bookkeeping. `--save` writes the picture and the numbers to benchmarks/results.
+One thread. A budget is parameters, buffers and batch, and a share of the rest of plain's peak. Each round runs a plain
+step and all budgets (with `--variants` for all heuristics). Minima are compared, because the machine may be shared.
+Peaks come from a separate step, with a meter that is independent of the engine. `--save` writes plot and numbers to
+benchmarks/results.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch import nn
 
 import lowtide
 from benchmarks.harness.baseline_variants import H_DTR
-from benchmarks.harness.machine import RESULTS, keep_freed_memory, one_quiet_thread
-from benchmarks.harness.steps import base_of
+from benchmarks.harness.machine import RESULTS, keep_freed_memory, use_one_thread
+from benchmarks.harness.steps import base_tensors
 from benchmarks.harness.unets import UNet
 from benchmarks.overhead import PassThrough
 from lowtide.engine.memory.eviction import Heuristic
@@ -39,14 +39,14 @@ from lowtide.profiling.peak_meter import PeakMeter
 SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 WIDTH: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
 IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-WORDS = 512
+VOCAB_SIZE = 512
 
 Step = Callable[[], torch.Tensor]
 
 
 def text(build: Callable[[], nn.Module], batch: int = 8, length: int = 128) -> tuple[nn.Module, Step, list[Any]]:
     model = build().train()
-    ids = torch.randint(5, WORDS, (batch, length), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(5, VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(1))
     return model, lambda: model(input_ids=ids, labels=ids).loss, [ids]
 
 
@@ -66,16 +66,18 @@ def unet() -> tuple[nn.Module, Step, list[Any]]:
 MODELS: dict[str, Callable[[], tuple[nn.Module, Step, list[Any]]]] = {
     "GPT-2": lambda: text(
         lambda: transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_layer=6, n_embd=256, n_head=4, vocab_size=WORDS, **IDS)
+            transformers.GPT2Config(n_layer=6, n_embd=256, n_head=4, vocab_size=VOCAB_SIZE, **IDS)
         )
     ),
     "Llama": lambda: text(
         lambda: transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(**WIDTH, num_hidden_layers=6, num_key_value_heads=4, vocab_size=WORDS, **IDS)
+            transformers.LlamaConfig(**WIDTH, num_hidden_layers=6, num_key_value_heads=4, vocab_size=VOCAB_SIZE, **IDS)
         )
     ),
     "BERT": lambda: text(
-        lambda: transformers.BertForMaskedLM(transformers.BertConfig(**WIDTH, num_hidden_layers=6, vocab_size=WORDS))
+        lambda: transformers.BertForMaskedLM(
+            transformers.BertConfig(**WIDTH, num_hidden_layers=6, vocab_size=VOCAB_SIZE)
+        )
     ),
     "ViT": lambda: image(
         lambda: transformers.ViTForImageClassification(
@@ -96,24 +98,25 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Step, list[Any]]]] = {
 
 VARIANTS: dict[str, Heuristic] = {
     "h-DTR": H_DTR,
-    "h-DTR, every value looked at": Heuristic(wait="since use", unsaved_share=1.0, sample=10**9),
+    "h-DTR, all values compared": Heuristic(wait="since use", unsaved_share=1.0, sample=10**9),
     "least recently used": Heuristic(wait="since use", cost=False, unsaved_share=1.0),
     "without neighbours": Heuristic(neighbours=False),
     "without the wait": Heuristic(wait="none"),
     "unsaved values at full cost": Heuristic(unsaved_share=1.0),
-    "unsaved values for nothing": Heuristic(unsaved_share=0.0),
-    "every value looked at": Heuristic(sample=10**9),
+    "unsaved values at no cost": Heuristic(unsaved_share=0.0),
+    "all values compared": Heuristic(sample=10**9),
 }
 
 
 def fixed_bytes(model: nn.Module, batch: list[Any]) -> int:
+    """Return the bytes of parameters, buffers and batch."""
     ledger = Ledger()
     ledger.count_all([*model.parameters(), *model.buffers(), *batch])
     return ledger.live_bytes
 
 
 def run(model: nn.Module, step: Step, limit_bytes: int | None, heuristic: Heuristic) -> float:
-    """The seconds of a step, from the same state."""
+    """Return the time of a step that starts from the same state each time."""
     model.zero_grad(set_to_none=True)
     torch.manual_seed(3)
     current_runtime().memory().pool.heuristic = heuristic
@@ -129,13 +132,13 @@ def run(model: nn.Module, step: Step, limit_bytes: int | None, heuristic: Heuris
 def peak_of(model: nn.Module, step: Step, batch: list[Any], limit_bytes: int | None, heuristic: Heuristic) -> int:
     model.zero_grad(set_to_none=True)
     gc.collect()
-    with PeakMeter(base_of(model, batch)) as meter:
+    with PeakMeter(base_tensors(model, batch)) as meter:
         run(model, step, limit_bytes, heuristic)
     return meter.peak_bytes
 
 
 def measure(name: str, shares: list[float], variants: dict[str, Heuristic], rounds: int) -> dict[str, Any]:
-    """Every budget and heuristic for one model."""
+    """Measure all budgets and heuristics for one model."""
     torch.manual_seed(0)
     model, step, batch = MODELS[name]()
     default = variants["lowtide"]
@@ -177,29 +180,29 @@ def measure(name: str, shares: list[float], variants: dict[str, Heuristic], roun
     }
 
 
-def show(result: dict[str, Any]) -> None:
+def print_result(result: dict[str, Any]) -> None:
     mib = 2.0**20
     print(
         f"\n{result['model']}: plain {result['plain_seconds']:.3f} s, peak {result['plain_peak_bytes'] / mib:.1f} MiB, "
-        f"of which {result['fixed_bytes'] / mib:.1f} before the step; {result['ops']} ops; "
+        f"of which {result['fixed_bytes'] / mib:.1f} MiB are parameters, buffers and batch; {result['ops']} ops; "
         f"ample budget × {result['ample_times']:.3f}"
     )
     print(f"{'':32}{'share':>7}{'budget, MiB':>13}{'peak, MiB':>11}{'replayed ops':>14}{'time':>9}")
     for row in result["rows"]:
         start = f"{row['variant']:32}{row['share']:7.0%}{row['budget_bytes'] / mib:13.1f}"
         if "error" in row:
-            print(f"{start}  cannot be met")
+            print(f"{start}  too small")
         else:
             print(f"{start}{row['peak_bytes'] / mib:11.1f}{row['replayed_ops']:14}   × {row['times']:.3f}")
 
 
 def per_op(rounds: int = 15, ops: int = 1000) -> dict[str, float]:
-    """What the engine and its room add to each of many small ops when nothing is evicted, in µs."""
+    """Print and return the time per small op in µs, if nothing is evicted."""
     x = torch.randn(8, 8, requires_grad=True)
     w = torch.randn(8, 8, requires_grad=True)
     scopes: dict[str, Any] = {
         "plain": contextlib.nullcontext,
-        "a mode that does nothing": PassThrough,
+        "dispatch mode that does nothing": PassThrough,
         "lowtide KeepNone": lambda: lowtide.saving(lowtide.KeepNone()),
         "lowtide budget": lambda: lowtide.budget("64 GiB", stores=None, codecs=None),
     }
@@ -264,13 +267,13 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes.flat[0].legend(frameon=False, fontsize=9, loc="upper left")
     for axis in axes[1]:
-        axis.set_xlabel("budget, % of plain's activation memory")
+        axis.set_xlabel("budget, % of plain's activation bytes")
     for axis in axes[:, 0]:
-        axis.set_ylabel("step time / plain")
+        axis.set_ylabel("step time, plain = 1")
     held = sum(row.get("peak_bytes", 0) <= row["budget_bytes"] for result in results for row in result["rows"])
     count = sum(len(result["rows"]) for result in results)
     figure.suptitle(
-        f"Step time under an online budget, drop and replay only ({held} of {count} peaks within their budget)",
+        f"Step time under an online budget, recomputation only ({held} of {count} peaks within the budget)",
         fontsize=12,
     )
     figure.savefig(path, dpi=110)
@@ -283,26 +286,28 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--shares", nargs="*", type=float, default=list(SHARES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--variants", nargs="*", help="heuristics to compare with; all if none is named")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS), help="models to measure")
+    parser.add_argument(
+        "--shares", nargs="*", type=float, default=list(SHARES), help="budgets, as shares of activations"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of timed steps (default 5)")
+    parser.add_argument("--variants", nargs="*", help="heuristics to compare; all if no name is given")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/online.{json,png}")
     options = parser.parse_args()
     keep_freed_memory("benchmarks.online")
-    one_quiet_thread()
+    use_one_thread()
     variants = {"lowtide": Heuristic()}
     if options.variants is not None:
         variants |= {name: VARIANTS[name] for name in options.variants or VARIANTS}
     print(machine())
-    small = per_op()
+    per_op_us = per_op()
     results = []
     for name in options.models:
         results.append(measure(name, options.shares, variants, options.rounds))
-        show(results[-1])
+        print_result(results[-1])
     if options.save:
         RESULTS.mkdir(exist_ok=True)
-        saved = {"machine": machine(), "rounds": options.rounds, "per_op_us": small, "models": results}
+        saved = {"machine": machine(), "rounds": options.rounds, "per_op_us": per_op_us, "models": results}
         (RESULTS / "online.json").write_text(json.dumps(saved, indent=1) + "\n")
         draw(results, RESULTS / "online.png")
 

@@ -1,9 +1,9 @@
-"""What the engine itself costs: per recorded op, per replayed op, and on a whole GPT-2 step.
+"""Measure the cost of the engine: per recorded op, per replayed op, and for a whole GPT-2 step.
 
     python -m benchmarks.overhead [--rounds N] [--gpt2-rounds N] [--default-allocator]
 
-One thread. All variants are run in turn, round by round, and minima are compared, because the machine may
-be shared. Per-op figures are on 8 × 8 matrices, where the kernels cost next to nothing.
+One thread. All variants run in each round and minima are compared, because the machine may be shared. The per-op part
+uses 8 × 8 matrices, so that kernels take little time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PRODUCT = torch.ops.aten.mul.Tensor
 
 
 class PassThrough(TorchDispatchMode):
-    """The least that any dispatch mode costs."""
+    """A dispatch mode that does nothing: the smallest cost of any mode."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
-# Looked up once, here and for SAC: what is measured is the recorder, not how Python finds the members of an enum.
+# Bound once, here and for SAC, so that enum lookups are not part of the measured time.
 KEEP, RECOMPUTE = lowtide.Decision.KEEP, lowtide.Decision.RECOMPUTE
 MUST_SAVE, PREFER_RECOMPUTE = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -69,15 +69,15 @@ SAVE_PRODUCTS = lowtide.SaveOps("mul")
 EVERY_OTHER = lowtide.Segments((i, i) for i in range(0, OPS, 2))
 SELECTIVE = functools.partial(create_selective_checkpoint_contexts, sac_products)
 VARIANTS: dict[str, tuple[Callable[[Callable[[], Any]], Any], int]] = {
-    # name: (how forward is called, how many of the ops are made again in backward)
+    # name: (function that runs forward, number of ops replayed in backward)
     "plain": (lambda f: f(), 0),
-    "a mode that does nothing": (in_scope(PassThrough), 0),
+    "dispatch mode that does nothing": (in_scope(PassThrough), 0),
     "identity saved-tensor hooks": (in_scope(identity_hooks), 0),
     "lowtide KeepAll": (in_scope(lambda: lowtide.saving(lowtide.KeepAll())), 0),
     "lowtide KeepNone": (in_scope(lambda: lowtide.saving(lowtide.KeepNone())), OPS),
     "lowtide, keep products": (in_scope(lambda: lowtide.saving(keep_products)), OPS // 2),
     "lowtide SaveOps(mul)": (in_scope(lambda: lowtide.saving(SAVE_PRODUCTS)), OPS // 2),
-    "lowtide Segments, the half of them": (in_scope(lambda: lowtide.saving(EVERY_OTHER)), OPS // 2),
+    "lowtide Segments, half of the ops": (in_scope(lambda: lowtide.saving(EVERY_OTHER)), OPS // 2),
     "lowtide Selective": (in_scope(lambda: lowtide.saving(lowtide.Selective())), 0),
     "SAC, keep products": (lambda f: checkpoint(f, use_reentrant=False, context_fn=SELECTIVE), OPS // 2),
     "torch checkpoint": (lambda f: checkpoint(f, use_reentrant=False), OPS),
@@ -104,9 +104,9 @@ def per_op(rounds: int) -> None:
             y = torch.sin(y) * w
         return y.sum()
 
-    warnings.filterwarnings("ignore", "SaveOps.* met no layers", lowtide.LowtideWarning)  # there are none here
+    warnings.filterwarnings("ignore", "SaveOps.* found no layers", lowtide.LowtideWarning)  # this chain has no layers
     gc.collect()
-    gc.freeze()  # what is imported need not be looked through before each measurement
+    gc.freeze()  # garbage collection before each measurement skips the imported objects
     forward = {name: float("inf") for name in VARIANTS}
     backward = dict(forward)
     for _ in range(rounds):
@@ -117,7 +117,7 @@ def per_op(rounds: int) -> None:
                 middle = time.perf_counter()
                 loss.backward()
                 end = time.perf_counter()
-                del loss  # or the next variant would free its graph
+                del loss  # otherwise the next variant would free this graph
             forward[name] = min(forward[name], middle - start)
             backward[name] = min(backward[name], end - middle)
     print(f"\n{OPS} small ops, µs per op, minima of {rounds} rounds")
@@ -156,7 +156,7 @@ def gpt2(rounds: int) -> None:
             loss.backward()
             best[name] = min(best[name], time.perf_counter() - start)
             model.gradient_checkpointing_disable()
-    print(f"\nGPT-2, 12 layers, 768 wide, batch 2 × 256: a step, minima of {rounds} rounds")
+    print(f"\nGPT-2, 12 layers, 768 wide, batch 2 × 256: time of a step, minima of {rounds} rounds")
     for name, seconds in best.items():
         print(f"{name:30}{seconds:9.3f} s{'':4}× {seconds / best['plain']:.4f}")
 
@@ -165,14 +165,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="rounds of the per-op part (default 15)")
     parser.add_argument("--gpt2-rounds", type=int, default=7, help="rounds of the GPT-2 part (default 7; 0 skips it)")
-    parser.add_argument("--default-allocator", action="store_true", help="leave glibc's allocator as it is")
+    parser.add_argument(
+        "--default-allocator", action="store_true", help="use glibc's allocator with its default settings"
+    )
     options = parser.parse_args()
     if not options.default_allocator:
         keep_freed_memory("benchmarks.overhead")
     torch.set_num_threads(1)
     print(f"lowtide {lowtide.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
           f"{platform.machine()} CPU, 1 thread, "
-          f"allocator {'as it is' if options.default_allocator else 'keeping freed memory'}")  # fmt: skip
+          f"allocator {'with default settings' if options.default_allocator else 'keeping freed memory'}")  # fmt: skip
     per_op(options.rounds)
     if options.gpt2_rounds:
         gpt2(options.gpt2_rounds)

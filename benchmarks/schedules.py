@@ -222,7 +222,7 @@ def report_streaming() -> None:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of all schedules (default 5)")
     parser.add_argument("--skip-slow", action="store_true", help="skip problems that take another package many seconds")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", RuntimeWarning)  # checkpoint_schedules warns that numba is not installed

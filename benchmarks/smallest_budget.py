@@ -1,20 +1,20 @@
-"""How little memory can each transformer be trained in? The smallest plan, beside a checkpoint on every block.
+"""Measure the smallest budget of transformers, compared with a checkpoint on every block.
 
-    python -m benchmarks.lower [--models NAME ...] [--out DIR]
+    python -m benchmarks.smallest_budget [--models NAME ...] [--out DIR] [--report]
 
-Peaks only, so that a busy machine changes nothing: a metered plain step, one with `torch.utils.checkpoint` on every
-block, and one under the plan for the smallest budget, with recomputing alone and with a disk. The floor is what no
-schedule goes below, whatever it keeps, makes again or offloads: parameters, the gradients that are there by then, what
-backward itself takes in one node, and the values that this node asks for.
+Four steps of each model are metered: plain, with `torch.utils.checkpoint` on every block, and with the plan for the
+smallest budget, without and with a disk. No times are measured, so load on the machine does not matter. The floor is a
+lower bound on the peak of any schedule: parameters, gradients that exist by then, memory of one backward node, and the
+values that this node unpacks. Writes smallest_budget.json and smallest_budget.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lowtide
 from lowtide.fitting.plan import profile
@@ -22,10 +22,11 @@ from lowtide.planning import Problem
 from lowtide.planning.smallest import floor_bytes
 
 from .harness import machine
+from .harness.markdown import table
 from .harness.models import STANDARD, Case, bert, gpt2, llama, t5, vit
-from .harness.pages import table
 from .harness.peers import EachBlock
-from .harness.steps import Bench, step
+from .harness.rows import rewrite_page, write_rows
+from .harness.steps import Bench, Bits, step
 
 CASES: dict[str, Case] = {
     **{name: STANDARD[name] for name in ("gpt2", "llama", "bert", "t5", "vit", "deep")},
@@ -35,115 +36,133 @@ CASES: dict[str, Case] = {
     "t5, larger batch": t5(6, 128, 32, 128),
     "vit, larger batch": vit(12, 128, 64),
 }
+MUCH_SMALLER = 0.25
+"""The page lists models whose peak is smaller than the checkpoint's by at least this share."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model. Bytes are without what lives beside the model and its batch."""
+    """Peaks of one model. Bytes of other tensors in the process are subtracted."""
 
     model: str
     title: str
     plain_bytes: int
     checkpoint_bytes: int
     smallest_bytes: int
-    """Metered, under the plan for the smallest budget."""
+    """Metered peak with the plan for the smallest budget."""
     disk_bytes: int
     """The same with a disk."""
     floor_bytes: int
     exact: bool
 
     @property
-    def below(self) -> float:
-        """How far the smaller of the two is below a checkpoint on every block."""
+    def reduction(self) -> float:
+        """Reduction of the checkpoint's peak by the smaller of the two plans, as a share."""
         return 1 - min(self.smallest_bytes, self.disk_bytes) / self.checkpoint_bytes
 
     @property
-    def possible(self) -> float:
-        """How far below it anything could be."""
+    def possible_reduction(self) -> float:
+        """Reduction of the checkpoint's peak to the floor, as a share."""
         return 1 - self.floor_bytes / self.checkpoint_bytes
 
 
-def row_of(name: str, case: Case) -> Row:
+def measure(name: str, case: Case) -> Row:
+    """Return the peaks of one model."""
     bench = Bench(name, case)
     step(bench.loss)
-    plain_bytes, plain = bench.metered(bench.loss)
+    plain_bytes, plain_bits = bench.metered(bench.loss)
     with EachBlock("checkpoint").applied(bench) as forward:
         checkpoint_bytes, bits = bench.metered(forward)
-    exact = bits == plain
-    beside = bench.other_bytes
+    exact = bits == plain_bits
+    other_bytes = bench.other_bytes
     bench.reset()
-    floor = floor_bytes(Problem(profile(bench.model, bench.batch))) - beside
+    floor = floor_bytes(Problem(profile(bench.model, bench.batch))) - other_bytes
     peaks = []
     for stores in (("device",), ("disk",)):
-        peak, same = _smallest(bench, stores, plain)
+        peak, bits = _measure_smallest(bench, stores)
         peaks.append(peak)
-        exact &= same
+        exact &= bits == plain_bits
     return Row(name, case.title, plain_bytes, checkpoint_bytes, peaks[0], peaks[1], floor, exact)
 
 
-def _smallest(bench: Bench, stores: tuple[str, ...], plain: object) -> tuple[int, bool]:
+def _measure_smallest(bench: Bench, stores: tuple[str, ...]) -> tuple[int, Bits]:
+    """Return peak and bits of a step with the plan for the smallest budget."""
     bench.reset()
     try:
         lowtide.plan(bench.model, bench.batch, 1, stores=stores, codecs=None)
     except lowtide.BudgetError as error:
-        limit = error.smallest_bytes or 0
+        smallest_bytes = error.smallest_bytes or 0
+    else:
+        raise AssertionError("found a plan for a budget of one byte")
     bench.reset()
-    plan = lowtide.plan(bench.model, bench.batch, limit, stores=stores, codecs=None)
+    plan = lowtide.plan(bench.model, bench.batch, smallest_bytes, stores=stores, codecs=None)
     lowtide.fit(bench.model, plan=plan, stores=stores, codecs=None)
     try:
-        peak, bits = bench.metered(bench.loss)
+        return bench.metered(bench.loss)
     finally:
         lowtide.unfit(bench.model)
-    return peak, bits == plain
 
 
-def page(rows: list[Row], where: dict[str, object]) -> str:
-    """The table."""
+def page(rows: list[Row], where: dict[str, Any]) -> str:
+    """Return the page."""
 
-    def share(part: int, row: Row) -> str:
-        return f"{100 * part / row.plain_bytes:.1f} %"
+    def share(nbytes: int, row: Row) -> str:
+        return f"{100 * nbytes / row.plain_bytes:.1f} %"
 
-    shown = [
+    lines = [
         [
             row.title, share(row.checkpoint_bytes, row), share(row.smallest_bytes, row), share(row.disk_bytes, row),
-            share(row.floor_bytes, row), f"{100 * row.below:.0f} %", f"{100 * row.possible:.0f} %",
-            "to the bit" if row.exact else "NO",
+            share(row.floor_bytes, row), f"{100 * row.reduction:.0f} %", f"{100 * row.possible_reduction:.0f} %",
+            "yes" if row.exact else "**no**",
         ]
         for row in rows
     ]  # fmt: skip
-    quarter = [row.model for row in rows if row.below >= 0.25]
-    barred = [row.model for row in rows if row.below < 0.25 and row.possible < 0.25]
-    return (
-        "# The least memory\n\n"
-        f"`python -m benchmarks.lower` on {where.get('processor')}, {where.get('date')}. "
-        "Peaks as shares of plain's.\n\n"
-        f"A quarter or more below a checkpoint on every block: {', '.join(quarter) or 'none'}. "
-        f"There the floor is less than a quarter below it, so that nothing could be: {', '.join(barred) or 'none'}. "
-        f"Others: {', '.join(r.model for r in rows if r.model not in (*quarter, *barred)) or 'none'}.\n\n"
-        + table(
-            ("model", "checkpoint on every block", "smallest plan", "with a disk", "floor", "below the checkpoint",
-             "the floor below it", "exact"),
-            shown,
-        )
-    )  # fmt: skip
+    much = [row.model for row in rows if row.reduction >= MUCH_SMALLER]
+    impossible = [row.model for row in rows if row.reduction < MUCH_SMALLER and row.possible_reduction < MUCH_SMALLER]
+    others = [row.model for row in rows if row.model not in (*much, *impossible)]
+    limit = f"{100 * MUCH_SMALLER:g} %"
+    header = ("model", "checkpoint on every block", "smallest plan", "with a disk", "floor", "plan below checkpoint",
+              "floor below checkpoint", "bit-equal")  # fmt: skip
+    parts = [
+        "# Smallest budgets",
+        f"Written by `python -m benchmarks.smallest_budget` on {where.get('processor')}, {where.get('date')}.",
+        "Peaks are shares of plain's peak. The floor is a lower bound on the peak of any schedule.",
+        f"- Peak at least {limit} below that of a checkpoint on every block: {'; '.join(much) or 'none'}.\n"
+        f"- Impossible, because the floor is less than {limit} below it: {'; '.join(impossible) or 'none'}.\n"
+        f"- Possible but not reached: {'; '.join(others) or 'none'}.",
+        table(header, lines),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
-    """Measure, and write `lower.json` and `lower.md`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--out", type=Path, default=machine.RESULTS)
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.smallest_budget",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = list(CASES)
+    parser.add_argument("--models", nargs="+", metavar="NAME", choices=names, default=names, help="; ".join(names))
+    parser.add_argument("--out", type=Path, default=machine.RESULTS, help="directory of the results")
+    parser.add_argument(
+        "--report", action="store_true", help="write smallest_budget.md again from smallest_budget.json"
+    )
     options = parser.parse_args()
-    machine.one_quiet_thread()
-    options.out.mkdir(parents=True, exist_ok=True)
-    where = machine.describe()
+    file = options.out / "smallest_budget.json"
+    if options.report:
+        rewrite_page(file, Row, page)
+        return
+    machine.use_one_thread()
+    description = machine.describe()
     rows: list[Row] = []
     for name in options.models:
-        rows.append(row_of(name, CASES[name]))
-        print(f"{name:20} {100 * rows[-1].below:.0f} % below, floor {100 * rows[-1].possible:.0f} %", file=sys.stderr)
-        document = {"machine": where, "rows": [asdict(row) for row in rows]}
-        (options.out / "lower.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (options.out / "lower.md").write_text(page(rows, where), encoding="utf-8")
+        row = measure(name, CASES[name])
+        rows.append(row)
+        below = f"{100 * row.reduction:.0f} % below checkpoint, floor {100 * row.possible_reduction:.0f} % below"
+        print(f"{name:20} {below}", file=sys.stderr)
+        write_rows(file, rows, description, page)
+    print(file.with_suffix(".md"))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 import lowtide
 from lowtide.engine.memory.eviction import Heuristic
 from lowtide.engine.runtime import current_runtime
+from lowtide.fitting.make_plan import MARGIN
 from lowtide.planning import BASELINES, Problem, Simulator, lower_bound, solve
-from lowtide.planning.candidate import Candidate, judged
+from lowtide.planning.candidate import Candidate, judge_decisions
 
 from ..planners.rotor import solve_rotor
 from .base import NotApplicableError
-from .lowtide_variants import MARGIN, UNLIMITED, BudgetedPlan, FittedVariant, Online
+from .lowtide_variants import UNLIMITED, BudgetedPlan, FittedVariant, Online
 from .steps import Bench, Forward
 
 H_DTR = Heuristic(wait="since use", unsaved_share=1.0)
@@ -58,7 +59,7 @@ class Schedule(FittedVariant):
         bench.reset()
         other_bytes = bench.other_bytes
         simulator = Simulator(Problem(bench.trace().without_copies()))
-        chosen = judged(simulator, BASELINES[self.schedule](simulator.problem), solver=self.schedule)
+        chosen = judge_decisions(simulator, BASELINES[self.schedule](simulator.problem), solver=self.schedule)
         if chosen is None:
             raise NotApplicableError("this schedule replays too many ops")
         self._adopt(plan_of(simulator.problem, chosen, chosen.peak_bytes), other_bytes, None)

@@ -1,4 +1,4 @@
-"""Which parts of a model its users would checkpoint: the blocks, and the lists in which they follow each other."""
+"""Blocks of a model that get a checkpoint, and lists of blocks that run one after the other."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .models import RecurrentBlock
-from .unets import DiffusionUNet, TimedResidual, Twice, UNet
+from .unets import DiffusionUNet, DoubleConv, ResidualBlock, UNet
 
-OURS = (RecurrentBlock, TimedResidual, Twice)
-NOT_IN_A_ROW = (UNet, DiffusionUNet)  # what one block makes skips over others
-T5_BIASES = {2: 1, 5: 2}  # argument of a T5 block: result of the block before it
+OWN_BLOCKS = (RecurrentBlock, ResidualBlock, DoubleConv)
+NOT_SEQUENTIAL = (UNet, DiffusionUNet)  # skip connections pass over other blocks
+T5_BIASES = {2: 1, 5: 2}  # position of a T5 block's argument: position in the output of the previous block
 
 
 def is_block(module: nn.Module) -> bool:
-    named = type(module).__name__ == "ResNetBottleNeckLayer"
-    return named or isinstance(module, (GradientCheckpointingLayer, *OURS))
+    """Return whether the module gets a checkpoint."""
+    is_resnet_block = type(module).__name__ == "ResNetBottleNeckLayer"
+    return is_resnet_block or isinstance(module, (GradientCheckpointingLayer, *OWN_BLOCKS))
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Every block, in the order of the module tree."""
+    """Return all blocks, in the order of the module tree."""
     return [module for module in model.modules() if is_block(module)]
 
 
-def rows_of_blocks(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Owner and attribute of each list of blocks that are called one after the other."""
-    if isinstance(model, NOT_IN_A_ROW):
+def block_lists(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return owner and attribute name of each list of blocks that run one after the other."""
+    if isinstance(model, NOT_SEQUENTIAL):
         return []
     return [
         (owner, name)
@@ -43,7 +44,7 @@ def rows_of_blocks(model: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 class Segment(nn.Module):
-    """Some blocks as one, under one checkpoint."""
+    """Consecutive blocks under one checkpoint."""
 
     def __init__(self, members: list[nn.Module], options: dict[str, Any]) -> None:
         super().__init__()
@@ -62,18 +63,22 @@ class Segment(nn.Module):
 
 
 def _next_arguments(args: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    """Return the arguments of the next block."""
     if isinstance(out, torch.Tensor):
         return (out, *args[1:])
-    following = [out[0], *args[1:]]
-    for place, result in T5_BIASES.items():
-        if out[result] is not None:
-            following[place] = out[result]
-    return tuple(following)
+    next_args = [out[0], *args[1:]]
+    for argument, output in T5_BIASES.items():
+        if out[output] is not None:
+            next_args[argument] = out[output]
+    return tuple(next_args)
 
 
 @contextlib.contextmanager
 def each_block_checkpointed(model: nn.Module, options: dict[str, Any]) -> Iterator[None]:
-    """By the model's own switch where transformers has one, and around each block's forward elsewhere."""
+    """Checkpoint every block, by `gradient_checkpointing_enable` if the model has it, otherwise around its forward.
+
+    Raises `LookupError` for a model without blocks.
+    """
     if getattr(model, "supports_gradient_checkpointing", False):
         switch: Any = model
         hooks = {module: set(module._forward_hooks) for module in model.modules()}
@@ -82,13 +87,13 @@ def each_block_checkpointed(model: nn.Module, options: dict[str, Any]) -> Iterat
             yield
         finally:
             switch.gradient_checkpointing_disable()
-            for module, before in hooks.items():  # it leaves one on the embedding each time
+            for module, before in hooks.items():  # transformers leaves a hook on the embedding
                 for key in module._forward_hooks.keys() - before:
                     del module._forward_hooks[key]
         return
     wrapped: list[Any] = blocks(model)
     if not wrapped:
-        raise LookupError(f"{type(model).__name__} has no blocks to put a checkpoint on")
+        raise LookupError(f"{type(model).__name__} has no blocks to checkpoint")
     for block in wrapped:
         block.forward = functools.partial(checkpoint, block.forward, **options)
     try:
@@ -100,22 +105,23 @@ def each_block_checkpointed(model: nn.Module, options: dict[str, Any]) -> Iterat
 
 @contextlib.contextmanager
 def segments_checkpointed(model: nn.Module, options: dict[str, Any]) -> Iterator[None]:
-    """√n blocks in each segment, in every row of n blocks."""
-    rows = rows_of_blocks(model)
-    if not rows:
-        raise LookupError(f"the blocks of {type(model).__name__} do not follow each other, so they make no segments")
-    before = [(owner, name, getattr(owner, name)) for owner, name in rows]
+    """Checkpoint segments of √n blocks in every list of n blocks; raise `LookupError` if there is no such list."""
+    lists = block_lists(model)
+    if not lists:
+        raise LookupError(f"the blocks of {type(model).__name__} do not run one after the other: no segments")
+    before = [(owner, name, getattr(owner, name)) for owner, name in lists]
     try:
-        for owner, name, row in before:
-            members = list(row)
+        for owner, name, blocks_in_list in before:
+            members = list(blocks_in_list)
             size = max(1, round(len(members) ** 0.5))
-            cut = [members[i : i + size] for i in range(0, len(members), size)]
-            setattr(owner, name, type(row)(*_as_given(type(row), [Segment(part, options) for part in cut])))
+            segments = [Segment(members[i : i + size], options) for i in range(0, len(members), size)]
+            kind = type(blocks_in_list)
+            setattr(owner, name, kind(*_constructor_arguments(kind, segments)))
         yield
     finally:
-        for owner, name, row in before:
-            setattr(owner, name, row)
+        for owner, name, blocks_in_list in before:
+            setattr(owner, name, blocks_in_list)
 
 
-def _as_given(kind: type, parts: list[Segment]) -> list[Any]:
+def _constructor_arguments(kind: type, parts: list[Segment]) -> list[Any]:
     return [parts] if issubclass(kind, nn.ModuleList) else list(parts)

@@ -1,4 +1,4 @@
-"""`torch.compile`, alone and with a budget for activations; its memory made visible, its compiling given a deadline."""
+"""`torch.compile`, with and without an activation memory budget: metered allocations, and a deadline for compiling."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .base import NotApplicableError, Variant
 from .steps import Bench, Forward, StepMeter, loss_of, step
 
 DEADLINE_S = 180.0
-"""For compiling one model in one way."""
-_RINGS_AGAIN_S = 1.0
+"""Time limit for compiling one model with one setting."""
+_REPEAT_S = 1.0
 _meters: list[StepMeter] = []
 _guards: Any = torch._C._dynamo.guards
 
@@ -29,33 +29,33 @@ class CompileDeadlineError(Exception):
     """Compiling took too long."""
 
 
-def show_allocations() -> None:
-    """Have inductor's own allocations, which pass the dispatcher by, shown to the meter of the moment.
+def meter_inductor_allocations() -> None:
+    """Report the allocations of inductor's generated code, which bypass the dispatcher, to the current meter.
 
-    Generated code binds this function when it is loaded, so this comes before any compiling.
+    Generated code binds the allocation function when it is loaded, so call this before compiling.
     """
     original = _guards._empty_strided_cpu
-    if getattr(original, "shows", False):
+    if getattr(original, "is_metered", False):
         return
 
     @functools.wraps(original)
-    def shown(*args: Any) -> torch.Tensor:
-        made: torch.Tensor = original(*args)
+    def metered(*args: Any) -> torch.Tensor:
+        tensor: torch.Tensor = original(*args)
         if _meters:
-            _meters[-1].see(made)
-        return made
+            _meters[-1].count(tensor)
+        return tensor
 
-    shown.shows = True  # type: ignore[attr-defined]
-    _guards._empty_strided_cpu = shown
+    metered.is_metered = True  # type: ignore[attr-defined]
+    _guards._empty_strided_cpu = metered
 
 
 @functools.cache
 def backend_name() -> str:
-    """Inductor where it works (it needs a C++ compiler), else the partitioner alone, on eager kernels."""
-    show_allocations()
+    """Return inductor if it works here (it needs a C++ compiler), otherwise the partitioner with eager kernels."""
+    meter_inductor_allocations()
     try:
-        twice = torch.compile(lambda x: x.sin() * 2, backend="inductor")
-        twice(torch.ones(4))
+        compiled = torch.compile(lambda x: x.sin() * 2, backend="inductor")
+        compiled(torch.ones(4))
     except Exception:
         return "aot_eager_decomp_partition"
     return "inductor"
@@ -63,40 +63,40 @@ def backend_name() -> str:
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise `CompileDeadlineError` in this block when the time is up. Main thread only.
+    """Raise `CompileDeadlineError` in this block after `seconds`. Main thread only.
 
-    Compilers wrap or swallow what is raised inside them, so it is raised again every second, and on the way out.
+    Compilers wrap or swallow exceptions, so it is raised again every second, and when the block is left.
     """
-    late = CompileDeadlineError(f"not compiled within {seconds:g} s")
-    rang = False
+    timeout = CompileDeadlineError(f"not compiled within {seconds:g} s")
+    expired = False
 
-    def ring(number: int, frame: Any) -> None:
-        nonlocal rang
-        rang = True
-        raise late
+    def on_alarm(number: int, frame: Any) -> None:
+        nonlocal expired
+        expired = True
+        raise timeout
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _RINGS_AGAIN_S)
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_S)
     try:
         yield
     except Exception as error:
-        if rang and error is not late:
-            raise late from error
+        if expired and error is not timeout:
+            raise timeout from error
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    if rang:
-        raise late
+    if expired:
+        raise timeout
 
 
 class Compiled(Variant):
-    """`torch.compile(model)`, whole, with default settings; with a share, also the partitioner's memory budget.
+    """`torch.compile(model)` with default settings, and with the partitioner's memory budget if `share` is given.
 
-    `torch._functorch.config.activation_memory_budget` is 1.0 by default; below, the partitioner recomputes so that
-    about this share of the activations it would save stays saved. It must be set while compiling. Its solver and its
-    estimates of run times are as they come. Nearly all of the time for compiling is the C++ compiler's: kernels of
-    layers with dropout differ from layer to layer, so a model of few layers is compiled here.
+    `torch._functorch.config.activation_memory_budget` is 1.0 by default. With a smaller share the partitioner
+    recomputes until about this share of the activations is saved. It must be set while compiling. The partitioner's
+    solver and runtime estimates have their defaults. The C++ compiler takes nearly all of the compile time: kernels
+    of layers with dropout differ from layer to layer, so the compiled models have few layers.
     """
 
     family = "torch compile"
@@ -108,28 +108,26 @@ class Compiled(Variant):
 
     @property
     def settling_steps(self) -> int:
-        """What other variants did to the model may have it compiled once more."""
+        """One step, because changes by other variants may trigger a recompilation."""
         return 1
 
     def prepare(self, bench: Bench) -> None:
         backend = backend_name()
         self.note = f"backend {backend}"
         torch._dynamo.config.recompile_limit = 64
-        # dynamo keeps compiled code with the model's own, by backend: a backend of its own for each budget.
+        # dynamo caches compiled code by backend, so each budget needs its own backend object.
         inner = lookup_backend(backend)
         self._compiled = torch.compile(bench.model, backend=lambda graph, inputs: inner(graph, inputs))
         counters.clear()
         started = time.perf_counter()
         with deadline(DEADLINE_S), self._partitioned():
-            for _ in range(2):  # the second step shows that nothing is compiled again
+            for _ in range(2):  # the second step recompiles nothing, or fails here
                 bench.reset()
                 step(lambda: loss_of(self._compiled(**bench.batch)))
         graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
         self.note += f", {graphs} graphs, {breaks} graph breaks, compiled in {time.perf_counter() - started:.0f} s"
         if not graphs:
-            raise NotApplicableError(
-                "torch.compile compiled nothing of this model: it would be plain under another name"
-            )
+            raise NotApplicableError("torch.compile compiled no part of this model")
 
     def _partitioned(self) -> Any:
         if self.share is None:

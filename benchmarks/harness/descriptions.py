@@ -9,7 +9,7 @@ DESCRIPTIONS = {
     "plain-again": "Plain steps as a variant of their own. Their distance from 1 is the noise of the machine.",
     "checkpoint": "`torch.utils.checkpoint` on every block, with `use_reentrant=False`: through "
     "`gradient_checkpointing_enable` for models of transformers, around the forward of each block for the others.",
-    "checkpoint-sqrt": "One checkpoint around each √n blocks in a row, as `checkpoint_sequential` does.",
+    "checkpoint-sqrt": "One checkpoint around every √n consecutive blocks, as `checkpoint_sequential` does.",
     "sac": "Selective checkpointing of every block with `create_selective_checkpoint_contexts`: `MUST_SAVE` for matrix "
     "products, convolutions and attention, `PREFER_RECOMPUTE` for other ops.",
     "offload": "`torch.autograd.graph.save_on_cpu(pin_memory=False)` around the forward pass. On a CPU no tensor "
@@ -20,7 +20,8 @@ DESCRIPTIONS = {
     "compile": "`torch.compile(model)` with default settings. *@0.5* sets "
     "`torch._functorch.config.activation_memory_budget` to 0.5. The models are small, because compiling is slow.",
     "rule:every1": "`with lowtide.saving(lowtide.EveryN(1)):` around the forward pass.",
-    "rule:products": "`with lowtide.saving(lowtide.SaveOps(...)):` around the forward pass, with the ops that SAC saves.",
+    "rule:products": "`with lowtide.saving(lowtide.SaveOps(...)):` around the forward pass, with the ops that SAC "
+    "saves.",
     "online": "`with lowtide.budget(limit):` around the forward pass, with default settings. No plan.",
     "planned": "`plan = lowtide.plan(model, batch, budget)`, then `lowtide.fit(model, plan=plan)`. All budgets are "
     "planned from one profile. As in `fit`, plans leave 1/200 of the budget free where possible. The periodic scan "

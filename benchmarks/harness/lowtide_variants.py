@@ -19,7 +19,7 @@ from lowtide.planning import solve
 from lowtide.stores.names import resolve
 
 from .base import BudgetResult, NotApplicableError, Variant
-from .peers import KEPT_BY_SAC
+from .peers import SAVED_BY_SAC
 from .steps import Bench, Forward
 
 SMALLEST, HALF = "smallest", "half"
@@ -77,7 +77,7 @@ class Rule(Variant):
 
 RULES: dict[str, Callable[[], lowtide.Policy]] = {
     "every1": lambda: lowtide.EveryN(1),
-    "products": lambda: lowtide.SaveOps(KEPT_BY_SAC),
+    "products": lambda: lowtide.SaveOps(SAVED_BY_SAC),
 }
 
 

@@ -1,4 +1,4 @@
-"""Where a benchmark ran: processor, versions, date, and what the allocator was told."""
+"""Machine of a benchmark: processor, versions, date and allocator settings."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(2**40),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""glibc gives large blocks back to the system and faults them in again; which of them, differs from step to step
-and costs more than what is measured here. So it is told to keep them, and to ask for huge pages, of which there are
-fewer to fault in; for all variants alike."""
+"""Settings for all variants: glibc keeps freed memory and uses huge pages.
+
+By default glibc returns large blocks to the system, and their pages fault again when they are reused. The number of
+faults differs from step to step, and their time exceeds the differences that are measured here."""
 RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = ("lowtide", "torch", "transformers", "numpy", "scipy", "torch_remat")
 
 
 def keep_freed_memory(module: str) -> None:
-    """Start this program again, as `python -m module`, with `ALLOCATOR` in its environment, unless it is there."""
+    """Restart this program as `python -m module` with `ALLOCATOR` in its environment, unless it is set already."""
     if not ALLOCATOR.items() <= os.environ.items():
         os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], os.environ | ALLOCATOR)
 
 
-def one_quiet_thread() -> None:
-    """One thread for torch; no remarks from transformers."""
+def use_one_thread() -> None:
+    """Use one torch thread, and silence warnings of transformers."""
     import torch
     import transformers
 
@@ -39,7 +40,7 @@ def one_quiet_thread() -> None:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -48,7 +49,7 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that matter, as far as they are installed."""
+    """Return the versions of Python and of the installed packages in `PACKAGES`."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -59,12 +60,12 @@ def versions() -> dict[str, str]:
 
 
 def allocator() -> dict[str, str]:
-    """What the environment tells glibc's allocator."""
+    """Return the environment variables of glibc's allocator."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
 
 
 def describe() -> dict[str, Any]:
-    """Everything about this machine and this moment that a result depends on."""
+    """Return machine, versions, settings and date."""
     return {
         "processor": processor(),
         "architecture": platform.machine(),
@@ -79,7 +80,7 @@ def describe() -> dict[str, Any]:
 
 
 def machine_line(machine: dict[str, Any]) -> str:
-    """Processor, threads, versions and date of what `describe` gave."""
+    """Return processor, threads, versions and date of a result of `describe` in one line."""
     numbers = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return (
         f"{machine['processor']}, {machine['threads']} thread, {numbers}; {machine['date'][:16].replace('T', ' ')} UTC"

@@ -11,7 +11,7 @@ import gc
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from .records import ModelResult, Run, VariantResult
 from .steps import Bench, Bits, Forward, Seconds, step
 from .variants import COMPILED_MODELS, MAIN, named
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -44,34 +44,34 @@ class Timing:
 
 def run_models(
     cases: dict[str, Case],
-    variants: dict[str, Sequence[str]],
+    variants: Mapping[str, Sequence[str]],
     timing: Timing,
     out: Path,
-    say: Say,
+    log: Log,
     settings: dict[str, object],
     finished: Callable[[Run, str], None] = lambda run, name: None,
 ) -> Run:
     """Measure each model's variants; after each model write `out` and call `finished`."""
-    machine.one_quiet_thread()
+    machine.use_one_thread()
     freeze_imports()
     run = Run(machine.describe(), {**asdict(timing), **settings})
     started, weights = time.monotonic(), [timing.weight(name, variants[name]) for name in cases]
     for number, (name, case) in enumerate(cases.items(), 1):
-        say(f"[{number}/{len(cases)}] {case.title}: {', '.join(variants[name])}")
+        log(f"[{number}/{len(cases)}] {case.title}: {', '.join(variants[name])}")
         began = time.monotonic()
         left = sum(weights[number - 1 :])
         until = None
         if timing.seconds is not None:
             until = began + (started + timing.seconds - began) * weights[number - 1] / left
         rounds = timing.rounds if name in timing.main_models else timing.few
-        ways = [named(v) for v in variants[name]]
-        run.models[name] = measure_model(Bench(name, case), ways, rounds, say, few=timing.few, until=until)
+        model_variants = [named(v) for v in variants[name]]
+        run.models[name] = measure_model(Bench(name, case), model_variants, rounds, log, few=timing.few, until=until)
         gc.collect()
         run.save(out)
         finished(run, name)
         now = time.monotonic()
         rest = (now - started) * sum(weights[number:]) / sum(weights[:number])
-        say(f"[{number}/{len(cases)}] {name}: {now - began:.0f} s; about {rest / 60:.0f} min left for the others")
+        log(f"[{number}/{len(cases)}] {name}: {now - began:.0f} s; about {rest / 60:.0f} min left for the other models")
     return run
 
 
@@ -82,7 +82,7 @@ def freeze_imports() -> None:
 
 
 def measure_model(
-    bench: Bench, variants: list[Variant], rounds: int, say: Say, *, few: int | None = None, until: float | None = None
+    bench: Bench, variants: list[Variant], rounds: int, log: Log, *, few: int | None = None, until: float | None = None
 ) -> ModelResult:
     """Measure all variants of one model; the first must be plain.
 
@@ -101,7 +101,7 @@ def measure_model(
         reference = reference or bits
         if bits is not None and reference is not None:
             _compare(row, bits, reference)
-        say(f"    {variant.name}: {row.error or f'prepared and metered in {time.perf_counter() - started:.1f} s'}")
+        log(f"    {variant.name}: {row.error or f'prepared and metered in {time.perf_counter() - started:.1f} s'}")
     assert reference is not None, result.plain.error
     for k in range(rounds):
         if until is not None and k >= few and time.monotonic() > until:
@@ -109,7 +109,7 @@ def measure_model(
         due = [v for v in variants[1:] if k < few or v.name in MAIN]
         started = time.perf_counter()
         _round(bench, due[:: -1 if k % 2 else 1], result, reference)
-        say(f"    round {k + 1} of {rounds}: {len(due)} variants, {time.perf_counter() - started:.1f} s")
+        log(f"    round {k + 1} of {rounds}: {len(due)} variants, {time.perf_counter() - started:.1f} s")
     for variant in variants:
         variant.finish(bench)
     bench.reset()
@@ -158,7 +158,7 @@ def _guarded(row: VariantResult, work: Callable[[], Bits | None]) -> Bits | None
             warnings.simplefilter("ignore")
             return work()
     except Exception as error:
-        # Only the first line: the others of torch's errors are paths of this machine.
+        # Only the first line: the other lines of torch's errors contain paths of this machine.
         row.error = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
         if not isinstance(error, (NotApplicableError, MemoryError)):
             traceback.print_exc()

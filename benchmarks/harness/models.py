@@ -1,8 +1,8 @@
-"""The models that are measured: from transformers' configurations or our own, with random weights and seeded data.
+"""The measured models: configurations of transformers and models of our own, with random weights and seeded data.
 
-Every model has its loss inside, so that `model(**batch)` gives it. No weights or data are downloaded. A catalogue is
-a choice of sizes: `STANDARD` for results (0.5-1.5 s for a plain step on one thread, and most of its peak activations),
-`TINY` to see that everything runs.
+`model(**batch)` returns the loss. Nothing is downloaded. A catalogue is a choice of sizes: `STANDARD` for results (a
+plain step takes 0.5 to 1.5 s on one thread, and activations are most of its peak), `LARGE` for steps of 1 to 3 s, and
+`TINY` for a check that all code runs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import nn
 
 from .unets import DiffusionUNet, Segmenter
 
-transformers: Any = typed_transformers  # its configurations take more keywords than their types say
-WORDS = 2048
+transformers: Any = typed_transformers  # configurations accept more keywords than their types list
+VOCAB_SIZE = 2048
 IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "use_cache": False}
 Batch = dict[str, torch.Tensor]
-Made = tuple[nn.Module, Batch]
+ModelAndBatch = tuple[nn.Module, Batch]
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Case:
     """A model of one size, with its batch."""
 
     title: str
-    make: Callable[[], Made]
+    make: Callable[[], ModelAndBatch]
 
-    def build(self) -> Made:
-        """The same weights and data each time."""
+    def build(self) -> ModelAndBatch:
+        """Return the model and its batch, with the same weights and data each time."""
         torch.manual_seed(0)
         model, batch = self.make()
         return model.train(), batch
@@ -42,12 +42,12 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def text(model: nn.Module, batch: int, length: int, words: int = WORDS) -> Made:
-    ids = torch.randint(5, words, (batch, length), generator=seeded(1))
+def text(model: nn.Module, batch: int, length: int, vocab_size: int = VOCAB_SIZE) -> ModelAndBatch:
+    ids = torch.randint(5, vocab_size, (batch, length), generator=seeded(1))
     return model, {"input_ids": ids, "labels": ids}
 
 
-def image(model: nn.Module, batch: int, size: int) -> Made:
+def image(model: nn.Module, batch: int, size: int) -> ModelAndBatch:
     pixels = torch.randn(batch, 3, size, size, generator=seeded(2))
     return model, {"pixel_values": pixels, "labels": torch.arange(batch) % 5}
 
@@ -61,37 +61,37 @@ def width(hidden: int, layers: int) -> dict[str, Any]:
     }
 
 
-def gpt2(layers: int, hidden: int, batch: int, length: int, words: int = WORDS) -> Case:
-    def make() -> Made:
+def gpt2(layers: int, hidden: int, batch: int, length: int, vocab_size: int = VOCAB_SIZE) -> Case:
+    def make() -> ModelAndBatch:
         config = transformers.GPT2Config(
-            n_layer=layers, n_embd=hidden, n_head=max(2, hidden // 64), vocab_size=words, n_positions=length, **IDS
+            n_layer=layers, n_embd=hidden, n_head=max(2, hidden // 64), vocab_size=vocab_size, n_positions=length, **IDS
         )
-        return text(transformers.GPT2LMHeadModel(config), batch, length, words)
+        return text(transformers.GPT2LMHeadModel(config), batch, length, vocab_size)
 
     return Case(f"GPT-2, {layers} × {hidden}, batch {batch} × {length}", make)
 
 
 def llama(layers: int, hidden: int, batch: int, length: int) -> Case:
-    def make() -> Made:
+    def make() -> ModelAndBatch:
         shape = width(hidden, layers)
-        config = transformers.LlamaConfig(**shape, num_key_value_heads=2, vocab_size=WORDS, **IDS)
+        config = transformers.LlamaConfig(**shape, num_key_value_heads=2, vocab_size=VOCAB_SIZE, **IDS)
         return text(transformers.LlamaForCausalLM(config), batch, length)
 
     return Case(f"Llama, {layers} × {hidden}, batch {batch} × {length}", make)
 
 
 def bert(layers: int, hidden: int, batch: int, length: int) -> Case:
-    def make() -> Made:
-        config = transformers.BertConfig(**width(hidden, layers), vocab_size=WORDS)
+    def make() -> ModelAndBatch:
+        config = transformers.BertConfig(**width(hidden, layers), vocab_size=VOCAB_SIZE)
         return text(transformers.BertForMaskedLM(config), batch, length)
 
     return Case(f"BERT, {layers} × {hidden}, batch {batch} × {length}", make)
 
 
 def t5(layers: int, hidden: int, batch: int, length: int) -> Case:
-    def make() -> Made:
+    def make() -> ModelAndBatch:
         config = transformers.T5Config(
-            d_model=hidden, d_kv=64, d_ff=4 * hidden, num_layers=layers, num_heads=hidden // 64, vocab_size=WORDS,
+            d_model=hidden, d_kv=64, d_ff=4 * hidden, num_layers=layers, num_heads=hidden // 64, vocab_size=VOCAB_SIZE,
             decoder_start_token_id=0, pad_token_id=0, use_cache=False,
         )  # fmt: skip
         return text(transformers.T5ForConditionalGeneration(config), batch, length)
@@ -100,7 +100,7 @@ def t5(layers: int, hidden: int, batch: int, length: int) -> Case:
 
 
 def vit(layers: int, hidden: int, batch: int, size: int = 64, patch: int = 8) -> Case:
-    def make() -> Made:
+    def make() -> ModelAndBatch:
         config = transformers.ViTConfig(**width(hidden, layers), image_size=size, patch_size=patch, num_labels=5)
         return image(transformers.ViTForImageClassification(config), batch, size)
 
@@ -108,7 +108,7 @@ def vit(layers: int, hidden: int, batch: int, size: int = 64, patch: int = 8) ->
 
 
 def resnet(name: str, stem: int, widths: list[int], depths: list[int], batch: int, size: int) -> Case:
-    def make() -> Made:
+    def make() -> ModelAndBatch:
         config = transformers.ResNetConfig(embedding_size=stem, hidden_sizes=widths, depths=depths, num_labels=5)
         return image(transformers.ResNetForImageClassification(config), batch, size)
 
@@ -120,7 +120,7 @@ def resnet50_halved(batch: int, size: int) -> Case:
 
 
 def unet(batch: int, size: int, widths: tuple[int, ...] = (16, 32, 64, 128)) -> Case:
-    def make() -> Made:
+    def make() -> ModelAndBatch:
         pixels = torch.randn(batch, 3, size, size, generator=seeded(3))
         labels = torch.randint(0, 4, (batch, size, size), generator=seeded(4))
         return Segmenter(widths), {"pixel_values": pixels, "labels": labels}
@@ -129,19 +129,19 @@ def unet(batch: int, size: int, widths: tuple[int, ...] = (16, 32, 64, 128)) -> 
 
 
 def diffusion(batch: int, size: int, widths: tuple[int, ...]) -> Case:
-    def make() -> Made:
+    def make() -> ModelAndBatch:
         noise = torch.randn(2, batch, 3, size, size, generator=seeded(5))
-        moment = torch.rand(batch, generator=seeded(6)) * 1000
-        return DiffusionUNet(widths), {"noisy": noise[0] + noise[1], "noise": noise[1], "moment": moment}
+        timestep = torch.rand(batch, generator=seeded(6)) * 1000
+        return DiffusionUNet(widths), {"noisy": noise[0] + noise[1], "noise": noise[1], "timestep": timestep}
 
     return Case(f"Diffusion U-Net, {widths[0]} to {widths[-1]} wide, batch {batch} × {size}²", make)
 
 
 def mixtral(layers: int, hidden: int, batch: int, length: int, experts: int = 4) -> Case:
-    def make() -> Made:
+    def make() -> ModelAndBatch:
         config = transformers.MixtralConfig(
             **width(hidden, layers) | {"intermediate_size": 2 * hidden},
-            num_key_value_heads=2, num_local_experts=experts, num_experts_per_tok=2, vocab_size=WORDS, **IDS,
+            num_key_value_heads=2, num_local_experts=experts, num_experts_per_tok=2, vocab_size=VOCAB_SIZE, **IDS,
         )  # fmt: skip
         return text(transformers.MixtralForCausalLM(config), batch, length)
 
@@ -149,9 +149,9 @@ def mixtral(layers: int, hidden: int, batch: int, length: int, experts: int = 4)
 
 
 def mamba(layers: int, hidden: int, batch: int, length: int) -> Case:
-    def make() -> Made:
+    def make() -> ModelAndBatch:
         config = transformers.MambaConfig(
-            hidden_size=hidden, num_hidden_layers=layers, state_size=16, vocab_size=WORDS, **IDS
+            hidden_size=hidden, num_hidden_layers=layers, state_size=16, vocab_size=VOCAB_SIZE, **IDS
         )
         return text(transformers.MambaForCausalLM(config), batch, length)
 
@@ -171,11 +171,11 @@ class RecurrentBlock(nn.Module):
 
 
 class RecurrentLanguageModel(nn.Module):
-    """Embedding, LSTMs, and the loss of the next word."""
+    """Embedding, LSTM blocks and the loss of the next token."""
 
-    def __init__(self, layers: int, hidden: int, words: int = WORDS) -> None:
+    def __init__(self, layers: int, hidden: int, vocab_size: int = VOCAB_SIZE) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(words, hidden), nn.Linear(hidden, words)
+        self.embedding, self.head = nn.Embedding(vocab_size, hidden), nn.Linear(hidden, vocab_size)
         self.layers = nn.ModuleList(RecurrentBlock(hidden) for _ in range(layers))
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -186,7 +186,7 @@ class RecurrentLanguageModel(nn.Module):
 
 
 def lstm(layers: int, hidden: int, batch: int, length: int) -> Case:
-    def make() -> Made:
+    def make() -> ModelAndBatch:
         return text(RecurrentLanguageModel(layers, hidden), batch, length)
 
     return Case(f"LSTM, {layers} × {hidden}, batch {batch} × {length}", make)
@@ -208,8 +208,8 @@ STANDARD: dict[str, Case] = {
     "gpt2-compiled": gpt2(4, 256, 8, 128),
     "resnet-compiled": resnet("ResNet-14 at half width", 32, [128, 256, 512, 1024], [1, 1, 1, 1], 24, 128),
 }
-DECIDED_ON = ("gpt2", "llama", "bert", "t5", "vit", "resnet50", "unet")
-"""Models on which targets are decided, so on which more rounds are taken."""
+MAIN_MODELS = ("gpt2", "llama", "bert", "t5", "vit", "resnet50", "unet")
+"""Models that are timed in more rounds than the others."""
 LARGE: dict[str, Case] = {
     "gpt2": gpt2(12, 256, 12, 128),
     "llama": llama(12, 256, 12, 128),
@@ -219,7 +219,7 @@ LARGE: dict[str, Case] = {
     "resnet50": resnet50_halved(32, 128),
     "unet": unet(40, 96),
 }
-"""Those at twice the batch, so that a plain step takes 1 to 3 s: what lowtide costs itself weighs half as much."""
+"""`MAIN_MODELS` with twice the batch: a plain step takes 1 to 3 s, so fixed costs per op weigh half as much."""
 TINY: dict[str, Case] = {
     "gpt2": gpt2(4, 64, 8, 32, 128),
     "resnet50": resnet("A ResNet of 6 blocks", 8, [32, 64], [3, 3], 4, 32),

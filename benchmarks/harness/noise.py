@@ -57,14 +57,24 @@ class Change:
     """A smaller change is within the noise. Infinite with too few rounds."""
 
     @property
+    def difference(self) -> float:
+        """New time minus old time."""
+        return self.new - self.old
+
+    @property
     def slower(self) -> bool:
         """Whether the new run is slower by more than noise and by more than `FLOOR` of a plain step."""
-        return self.new - self.old > max(FLOOR, self.noise)
+        return self.difference > max(FLOOR, self.noise)
+
+    @property
+    def surely_not_slower(self) -> bool:
+        """Whether the new run is slower by at most `FLOOR` of a plain step even if all noise is against it."""
+        return self.difference + self.noise <= FLOOR
 
     @property
     def faster(self) -> bool:
         """Whether the new run is faster by more than noise and by more than `FLOOR` of a plain step."""
-        return self.old - self.new > max(FLOOR, self.noise)
+        return -self.difference > max(FLOOR, self.noise)
 
 
 def spread(logs: Sequence[float]) -> float:

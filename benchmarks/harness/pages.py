@@ -6,18 +6,22 @@ import fnmatch
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from statistics import median
 
+from ..planners.tables import Row, budget_table
+from .descriptions import describe
 from .machine import machine_line
-from .noise import FLOOR, LEAST_ROUNDS, SURE_WITHIN, between_variants, spread
+from .markdown import table
+from .noise import ERRORS_BETWEEN_VARIANTS, FLOOR, MIN_ROUNDS, between_variants, spread
 from .plots import frontier
 from .records import ModelResult, Run
+from .rows import read_rows
 from .summary import summary
 from .verdicts import (
-    PLANNED,
-    Standing,
+    PLAN_FAMILIES,
+    Verdict,
     at_equal_overhead,
     at_equal_peak,
     distance_to_bound,
@@ -33,25 +37,29 @@ CONTROL = "plain-again"
 OTHER_PAGES = {
     "scaling.md": "Cost against depth, batch and length; time of planning and recording",
     "overhead.md": "Cost of recording, per op",
-    "schedules.md": "Schedules for chains beside their peers",
+    "schedules.md": "Schedules for chains compared with other packages",
     "../large/RESULTS.md": "The same comparison on seven models with steps of 1 to 3 s",
     "../held.md": "Budgets and predicted peaks on twelve architectures",
+    "../smallest_budget.md": "The smallest budget of transformers, compared with a checkpoint on every block",
+    "../planners.md": "Greedy, knapsack and rotor compared with MILP on the same traces",
 }
+PLANNERS = "../planners.json"
 
 
-def write_page(run: Run, page: Path, pictures: Path, why: Path = WHY, drawn: Collection[str] = ()) -> None:
-    """Write the page and one plot per model; the plots of the models in `drawn` exist already."""
+def write_page(run: Run, page: Path, plots: Path, why: Path = WHY, plotted: Collection[str] = ()) -> None:
+    """Write the page, and a plot of every model that is not in `plotted`."""
     page.parent.mkdir(parents=True, exist_ok=True)
-    pictures.mkdir(parents=True, exist_ok=True)
+    plots.mkdir(parents=True, exist_ok=True)
     links = {}
     for name, model in run.models.items():
-        picture = pictures / f"{name}.png"
-        if name not in drawn:
-            frontier(model, setting(run), picture)
-        links[name] = Path(os.path.relpath(picture, page.parent)).as_posix()
-    others = {name: Path(os.path.relpath(pictures / name, page.parent)).as_posix() for name in OTHER_PAGES
-              if (pictures / name).exists() and (pictures / name).resolve() != page.resolve()}  # fmt: skip
-    page.write_text(markdown(run, links, read_why(why), others), encoding="utf-8")
+        plot = plots / f"{name}.png"
+        if name not in plotted:
+            frontier(model, measurement_line(run), plot)
+        links[name] = Path(os.path.relpath(plot, page.parent)).as_posix()
+    others = {name: Path(os.path.relpath(plots / name, page.parent)).as_posix() for name in OTHER_PAGES
+              if (plots / name).exists() and (plots / name).resolve() != page.resolve()}  # fmt: skip
+    planners = plots / PLANNERS if run.settings.get("catalogue") == "standard" else None
+    page.write_text(markdown(run, links, read_why(why), others, planners), encoding="utf-8")
 
 
 def read_why(path: Path) -> dict[str, str]:
@@ -62,19 +70,21 @@ def read_why(path: Path) -> dict[str, str]:
     return {key: " ".join(text.split()) for key, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def setting(run: Run) -> str:
-    """Machine, versions, date and number of rounds, in one line."""
+def measurement_line(run: Run) -> str:
+    """Return machine, versions, date and number of rounds in one line."""
     rounds = [len(one.cpu_s) for model in run.models.values() for name, one in model.measured().items()
               if name != "plain"]  # fmt: skip
-    taken = " to ".join(dict.fromkeys(str(edge(rounds)) for edge in (min, max))) if rounds else "no"
-    return f"{machine_line(run.machine)}; {taken} rounds in turn"
+    count = " to ".join(dict.fromkeys(str(edge(rounds)) for edge in (min, max))) if rounds else "no"
+    return f"{machine_line(run.machine)}; {count} rounds"
 
 
-def markdown(run: Run, links: dict[str, str], why: dict[str, str], others: dict[str, str]) -> str:
-    """The whole page."""
+def markdown(
+    run: Run, links: dict[str, str], why: dict[str, str], others: dict[str, str], planners: Path | None
+) -> str:
+    """Return the whole page; `planners` is the file of `python -m benchmarks.planners`."""
     parts = [
         "# Benchmark results",
-        "\n".join(f"- {line}" for line in summary(_sound(run))),
+        "\n".join(f"- {line}" for line in summary(_measured(run))),
         f"Written by {_command(run)}; `python -m benchmarks report` writes it again from `results.json`.",
         "\n".join(f"- [{OTHER_PAGES[name]}]({link})" for name, link in others.items()),
         "## Distance to plain PyTorch and to the lower bound",
@@ -82,30 +92,31 @@ def markdown(run: Run, links: dict[str, str], why: dict[str, str], others: dict[
         "any plan within the budget, from the op times of its profile. *planned@checkpoint*: the budget is the peak "
         "of `checkpoint`; *@half*: parameters, buffers and batch, and half of the rest of plain's peak; *@60*: 60 % of "
         "plain's peak; *@smallest*: the smallest budget with a plan. Differences are in percentage points (pp). "
-        "A bound of 0.0 % below plain's peak means that planning proved none in its time. Measured distances contain "
-        "the noise of the machine, so some are negative.",
+        "A bound of 0.0 % below plain's peak means that planning proved no bound in its time. Measured distances "
+        "contain the noise of the machine, so some are negative.",
         _plan_table(run),
         "## Distance to each peer at equal peak",
-        "Each peer beside the fastest of lowtide's plans whose measured peak is not above the peer's. Nothing is "
-        "interpolated.",
+        "Each peer with the fastest of lowtide's plans whose measured peak is not above the peer's. Only measured "
+        "plans count; values between them are not interpolated.",
         _equal_table(run, at_equal_peak),
         "## Peak at equal overhead",
-        "Each peer beside the smallest of lowtide's plans that was measured no slower.",
+        "Each peer with the smallest of lowtide's plans that was measured no slower.",
         _equal_table(run, at_equal_overhead),
         "## Where lowtide is behind",
         _behind(run, why),
         "## Budgets: predicted and measured",
         _budget_table(run),
         _resident(run),
+        _planners(planners),
         "## How it was measured",
-        setting(run) + f". Load of the machine at the start: {run.machine['load']}. Settings of the allocator: "
-        f"{_told(run.machine['allocator'])}.",
-        "All variants have the same model and batch. Each round runs every variant once, each step between two plain "
+        f"{measurement_line(run)}. Load of the machine at the start: {run.machine['load']}. Settings of the "
+        f"allocator: {_variables(run.machine['allocator'])}.",
+        "All variants have the same model and batch. A round runs each variant once, each step between two plain "
         "steps. *Time* is processor time of all threads, divided by that of the two plain steps; the median over "
         "the rounds. *Min* divides the fastest step by the fastest of as many plain steps. *Peak* is the peak of live "
-        f"tensor bytes in a step, by one meter for all. Two times differ if they do by more than {SURE_WITHIN:g} "
-        f"standard errors and by more than {100 * FLOOR:g} %. Otherwise, and below {LEAST_ROUNDS} rounds, the "
-        "comparison is undecided.",
+        "tensor bytes in a step, by the same meter for all. A comparison of two times is decided if they differ by "
+        f"more than {ERRORS_BETWEEN_VARIANTS:g} standard errors and by more than {100 * FLOOR:g} %, in at least "
+        f"{MIN_ROUNDS} rounds. Otherwise it is undecided.",
         _control(run),
         _failed_models(run),
         "## All variants",
@@ -117,29 +128,25 @@ def markdown(run: Run, links: dict[str, str], why: dict[str, str], others: dict[
 
 
 def _control(run: Run) -> str:
-    """Difference of plain steps from themselves, by both clocks."""
-    there = {name: model for name, model in _sound(run).items() if CONTROL in model.measured()}
-    if not there:
+    """Return ratios between plain steps and their spread, by both clocks."""
+    models = {name: model for name, model in _measured(run).items() if CONTROL in model.measured()}
+    if not models:
         return ""
-    found = ", ".join(f"{name} × {model.ratio(CONTROL):.3f}" for name, model in there.items())
+    ratios = ", ".join(f"{name} × {model.ratio(CONTROL):.3f}" for name, model in models.items())
     both = []
     for clock in ("cpu_s", "wall_s"):
-        spreads = [spread([math.log(ratio) for ratio in model.ratios(CONTROL, clock)]) for model in there.values()]
+        spreads = [spread([math.log(ratio) for ratio in model.ratios(CONTROL, clock)]) for model in models.values()]
         both.append(f"{100 * median(spreads):.1f} %" if math.isfinite(median(spreads)) else "unknown")
     return (
-        f"Plain steps measured as a variant of their own (`{CONTROL}`): {found}. The standard deviation between "
+        f"Plain steps measured as a variant of their own (`{CONTROL}`): {ratios}. The standard deviation between "
         f"rounds (median of the models) is {both[0]} in processor time and {both[1]} in wall-clock time."
     )
 
 
 def _set_up(run: Run) -> list[str]:
-    """Set-up of each variant, from the docstrings of the harness."""
-    how: dict[str, str] = run.settings.get("set_up", {})
-    return (
-        ["## How each is set up", "\n".join(f"- **{name}**: {' '.join(text.split())}" for name, text in how.items())]
-        if how
-        else []
-    )
+    """Return the section with the set-up of each variant."""
+    texts = describe(name for model in run.models.values() for name in model.variants)
+    return ["## Set-up of each variant", "\n".join(f"- **{name}**: {text}" for name, text in texts.items())]
 
 
 def _command(run: Run) -> str:
@@ -148,15 +155,8 @@ def _command(run: Run) -> str:
     return "`python -m benchmarks run`, which is part of `make bench`"
 
 
-def _told(allocator: dict[str, str]) -> str:
-    return ", ".join(f"`{name}={value}`" for name, value in allocator.items()) or "nothing"
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    header = list(header)
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+def _variables(allocator: dict[str, str]) -> str:
+    return ", ".join(f"`{name}={value}`" for name, value in allocator.items()) or "none"
 
 
 def _failed_models(run: Run) -> str:
@@ -164,43 +164,53 @@ def _failed_models(run: Run) -> str:
     return "Not measured: " + "; ".join(broken) + "." if broken else ""
 
 
-def _sound(run: Run) -> dict[str, ModelResult]:
+def _measured(run: Run) -> dict[str, ModelResult]:
     return {name: model for name, model in run.models.items() if model.plain.measured}
 
 
-def _equal_table(run: Run, stand: Callable[[ModelResult, str], Standing]) -> str:
+def _equal_table(run: Run, judge: Callable[[ModelResult, str], Verdict]) -> str:
     rows = []
-    for name, model in _sound(run).items():
+    for name, model in _measured(run).items():
         for peer in peers(model):
-            one = stand(model, peer)
+            one = judge(model, peer)
             theirs = [_share(model, peer), _time(model, peer)]
             if one.ours is None or one.difference is None:
-                rows.append([name, peer, *theirs, "none", "", "", "", one.verdict])
+                rows.append([name, peer, *theirs, "none", "", "", "", one.outcome])
                 continue
             more = f"{100 * (one.difference.ratio - 1):+.1f} %"
             rows.append(
-                [name, peer, *theirs, one.ours, _share(model, one.ours), _time(model, one.ours), more, one.verdict]
+                [name, peer, *theirs, one.ours, _share(model, one.ours), _time(model, one.ours), more, one.outcome]
             )
-    header = ("model", "peer", "its peak", "its time", "lowtide", "peak", "time", "lowtide over peer", "lowtide is")
+    header = (
+        "model",
+        "peer",
+        "peer's peak",
+        "peer's time",
+        "lowtide's plan",
+        "its peak",
+        "its time",
+        "lowtide over peer",
+        "lowtide is",
+    )
     return table(header, rows) if rows else "No peers in this run."
 
 
 def _plan_table(run: Run) -> str:
-    """Each plan beside plain PyTorch, its prediction and the lower bound."""
+    """Return a table of the plans: overhead over plain PyTorch, prediction and lower bound."""
     rows = []
-    for name, model in _sound(run).items():
+    for name, model in _measured(run).items():
         for variant, one in model.variants.items():
-            if one.family not in PLANNED:
+            if one.family not in PLAN_FAMILIES:
                 continue
             if not one.measured:
                 rows.append([name, variant, "", "", "", "", "", first_sentence(one.error or "not timed")])
                 continue
             distance = distance_to_bound(model, variant)
             overhead = between_variants(model, variant, "plain").ratio - 1
-            said = [model.said(variant, what) for what in ("predicted", "bound")]
-            cells = [_percent(share) for share in (overhead, *said)]
-            found = ["", ""] if distance is None else [_points(distance.predicted), _points(distance.measured)]
-            rows.append([name, variant, _share(model, variant), *cells, *found])
+            planned = [model.planned_overhead(variant, key) for key in ("predicted", "bound")]
+            cells = [_percent(share) for share in (overhead, *planned)]
+            above = ["", ""] if distance is None else [_points(distance.predicted), _points(distance.measured)]
+            rows.append([name, variant, _share(model, variant), *cells, *above])
     header = ("model", "plan", "peak, of plain's", "measured overhead", "predicted", "lower bound",
               "predicted above bound", "measured above bound")  # fmt: skip
     return table(header, rows) if rows else "No plans in this run."
@@ -208,70 +218,72 @@ def _plan_table(run: Run) -> str:
 
 def _behind(run: Run, why: dict[str, str]) -> str:
     lines = []
-    for name, model in _sound(run).items():
+    for name, model in _measured(run).items():
         for one in where_behind(name, model):
             key = f"{one.model}/{one.variant}"
             reasons = [text for pattern, text in why.items() if fnmatch.fnmatchcase(key, pattern)]
             lines.append(
                 f"- **{one.model} / {one.variant}**: {one.sentence}" + "".join(f" *Why: {r}*" for r in reasons)
             )
-    sure = "\n".join(lines) or "Nowhere beyond the noise."
-    return "\n\n".join([sure, *_undecided(run)])
+    listed = "\n".join(lines) or "Nowhere beyond the noise."
+    return "\n\n".join([listed, *_undecided(run)])
 
 
 def _undecided(run: Run) -> list[str]:
-    """Undecided comparisons, and those of them in which lowtide has the larger median."""
-    found = [(name, at_equal_peak(model, peer)) for name, model in _sound(run).items() for peer in peers(model)]
-    open_ones = [(name, one) for name, one in found if one.verdict == "undecided"]
-    if not open_ones:
+    """Return the number of undecided comparisons, and those in which lowtide has the larger median."""
+    verdicts = [(name, at_equal_peak(model, peer)) for name, model in _measured(run).items() for peer in peers(model)]
+    undecided = [(name, one) for name, one in verdicts if one.outcome == "undecided"]
+    if not undecided:
         return []
-    against = [
+    larger = [
         f"{name} / {one.peer} ({100 * (one.difference.ratio - 1):+.1f} %)"
-        for name, one in open_ones
+        for name, one in undecided
         if one.difference is not None and one.difference.ratio > 1
     ]
     return [
-        f"Of {len(found)} comparisons at equal peak {len(open_ones)} are undecided. In these lowtide has the larger "
-        f"median: {', '.join(against) or 'none'}."
+        f"Of {len(verdicts)} comparisons at equal peak {len(undecided)} are undecided. In these lowtide has the larger "
+        f"median: {', '.join(larger) or 'none'}."
     ]
 
 
 def _budget_table(run: Run) -> str:
     rows = []
-    for name, model in _sound(run).items():
+    for name, model in _measured(run).items():
         for variant, one in model.variants.items():
             if one.asked_bytes is None or one.error is not None:
                 continue
-            said = "" if one.predicted_bytes is None else _mib(one.predicted_bytes)
+            predicted = "" if one.predicted_bytes is None else _mib(one.predicted_bytes)
             own = "" if one.own_peak_bytes is None else _mib(one.own_peak_bytes)
             extra = _predicted_time(model, variant)
             within = "**no**" if over_budget(model, variant) else "yes"
-            rows.append([name, variant, _mib(one.asked_bytes), said, own, _mib(one.peak_bytes or 0), within, *extra])
+            rows.append(
+                [name, variant, _mib(one.asked_bytes), predicted, own, _mib(one.peak_bytes or 0), within, *extra]
+            )
     header = ("model", "variant", "budget, MiB", "predicted", "measured by lowtide", "measured", "within",
               "time predicted", "lower bound", "time")  # fmt: skip
     return table(header, rows) if rows else "No budgets in this run."
 
 
 def _predicted_time(model: ModelResult, variant: str) -> list[str]:
-    """Predicted time and lower bound, as factors of the profiled plain step, and the measured time."""
-    said = [model.said(variant, what) for what in ("predicted", "bound")]
+    """Return predicted time, lower bound and measured time, as multiples of a plain step."""
+    planned = [model.planned_overhead(variant, key) for key in ("predicted", "bound")]
     measured = _time(model, variant) if model.variants[variant].measured else ""
-    return [*("" if extra is None else f"× {1 + extra:.3f}" for extra in said), measured]
+    return [*("" if extra is None else f"× {1 + extra:.3f}" for extra in planned), measured]
 
 
 def _resident(run: Run) -> str:
-    told = run.settings.get("resident_allocator")
-    if not told:
+    allocator = run.settings.get("resident_allocator")
+    if not allocator:
         return ""
     rows = [
         [name, variant, _mib(one.peak_bytes or 0), _mib(one.resident_step_bytes or 0), _mib(one.resident_bytes)]
-        for name, model in _sound(run).items()
+        for name, model in _measured(run).items()
         for variant, one in model.variants.items()
         if one.resident_bytes is not None
     ]
-    words = (
-        f"Each variant runs in a new process with {_told(told)}, so that freed memory returns to the system. The peak "
-        "of live tensors includes parameters, buffers and batch; the rise in a step does not."
+    explanation = (
+        f"Each variant runs in a new process with {_variables(allocator)}, so that freed memory returns to the system. "
+        "The peak of live tensors includes parameters, buffers and batch; the rise in a step does not."
     )
     header = (
         "model",
@@ -280,7 +292,20 @@ def _resident(run: Run) -> str:
         "rise of resident memory in a step",
         "rise since before planning",
     )
-    return "\n\n".join(["## Resident memory", words, table(header, rows)]) if rows else ""
+    return "\n\n".join(["## Resident memory", explanation, table(header, rows)]) if rows else ""
+
+
+def _planners(file: Path | None) -> str:
+    """Return the section about planners, if they have been compared."""
+    if file is None or not file.exists():
+        return ""
+    rows, _ = read_rows(file, Row)
+    explanation = (
+        f"Median predicted overheads on the traces of {len({row.model for row in rows})} models. A budget of 0 % is "
+        "the smallest budget with a plan, 100 % is plain's peak. *MILP* is lowtide's integer programme, *solve* is the "
+        "whole planner. If a planner finds no plan for some models, the number of its plans is in brackets."
+    )
+    return "\n\n".join(["## Greedy and knapsack beside MILP on the same traces", explanation, budget_table(rows)])
 
 
 def _plain_line(model: ModelResult) -> str:
@@ -303,14 +328,14 @@ def _variant_table(model: ModelResult) -> str:
         prepared = f"{one.preparation_s:.1f} s" if one.preparation_s and one.preparation_s > 0.05 else ""
         rows.append([
             name, _mib(one.peak_bytes or 0), _share(model, name), _time(model, name),
-            f"× {model.ratio_of_minima(name):.3f}", str(len(one.cpu_s)), _same(one.exact), _same(one.buffers_equal),
+            f"× {model.ratio_of_minima(name):.3f}", str(len(one.cpu_s)), _equal(one.exact), _equal(one.buffers_equal),
             prepared, one.note,
         ])  # fmt: skip
     return table(header, rows)
 
 
-def _same(answer: bool | None) -> str:
-    return {True: "equal", False: "**differ**", None: ""}[answer]
+def _equal(equal: bool | None) -> str:
+    return {True: "equal", False: "**differ**", None: ""}[equal]
 
 
 def _mib(nbytes: int) -> str:

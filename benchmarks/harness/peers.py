@@ -1,4 +1,4 @@
-"""What a user of eager PyTorch would pick instead, each as its own documentation recommends."""
+"""PyTorch's own tools as variants, each set up as its documentation recommends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .blocks import each_block_checkpointed, segments_checkpointed
 from .steps import Bench, Forward
 
 ATEN = torch.ops.aten
-KEPT_BY_SAC = {
+SAVED_BY_SAC = {
     ATEN.mm.default,
     ATEN.addmm.default,
     ATEN.bmm.default,
@@ -28,23 +28,23 @@ KEPT_BY_SAC = {
     ATEN._scaled_dot_product_cudnn_attention.default,
     ATEN._scaled_dot_product_attention_math.default,
 }
-"""Matrix products and attention: the usual list."""
+"""Matrix products, convolutions and attention."""
 
 
-def keep_heavy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in KEPT_BY_SAC else CheckpointPolicy.PREFER_RECOMPUTE
+def save_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in SAVED_BY_SAC else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 CHECKPOINT: dict[str, Any] = {"use_reentrant": False}
 SELECTIVE: dict[str, Any] = CHECKPOINT | {
-    "context_fn": functools.partial(create_selective_checkpoint_contexts, keep_heavy)
+    "context_fn": functools.partial(create_selective_checkpoint_contexts, save_products)
 }
 
 
 class EachBlock(Variant):
-    """`torch.utils.checkpoint` on every block, `use_reentrant=False` as its documentation asks for.
+    """`torch.utils.checkpoint` on every block, with `use_reentrant=False`.
 
-    transformers' models by `gradient_checkpointing_enable`, the others by wrapping the forward of each block.
+    Models of transformers use `gradient_checkpointing_enable`; in others the forward of each block is wrapped.
     """
 
     family = "torch checkpoint"
@@ -57,10 +57,10 @@ class EachBlock(Variant):
 
 
 class Selective(EachBlock):
-    """Selective checkpointing: every block, with `create_selective_checkpoint_contexts` as `context_fn`.
+    """Selective checkpointing of every block, with `create_selective_checkpoint_contexts` as `context_fn`.
 
-    The policy of its documentation: `MUST_SAVE` for matrix products and attention (here convolutions too, which are
-    the products of convolutional nets), `PREFER_RECOMPUTE` for the rest.
+    The policy of PyTorch's documentation: `MUST_SAVE` for matrix products and attention, here also for convolutions,
+    and `PREFER_RECOMPUTE` for all other ops.
     """
 
     family = "torch SAC"
@@ -68,7 +68,7 @@ class Selective(EachBlock):
 
 
 class SqrtSegments(Variant):
-    """One checkpoint around each √n blocks in a row, as `checkpoint_sequential` does for an `nn.Sequential`."""
+    """One checkpoint around every √n consecutive blocks, as `checkpoint_sequential` does for an `nn.Sequential`."""
 
     family = "torch checkpoint"
 
@@ -88,8 +88,8 @@ class SqrtSegments(Variant):
 class SaveOnCpu(Variant):
     """`torch.autograd.graph.save_on_cpu` around the forward pass.
 
-    It is made for accelerators: a tensor that is on the CPU stays as it is, so here neither peak nor time should
-    change, and what is measured is what the hooks cost. `pin_memory` stays off, as there is nothing to copy from.
+    On a CPU no tensor moves, so this measures the cost of the hooks only. `pin_memory` is off, because it serves
+    copies from an accelerator.
     """
 
     family = "torch offload"

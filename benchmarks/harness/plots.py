@@ -1,4 +1,4 @@
-"""Pictures of a run: time against peak, one for each model. Needs matplotlib, no torch."""
+"""Plots of a run: overhead against peak, one plot for each model. Needs matplotlib, no torch."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ STYLES: dict[str, dict[str, Any]] = {
     "lowtide online": {"color": "#5dade2", "marker": "o", "ms": 5, "ls": "--", "lw": 1.2},
     "lowtide planned": {"color": "#0b6e99", "marker": "o", "ms": 7, "ls": "-", "lw": 2.2},
 }
-NAMED = ("torch checkpoint", "schedules", "lowtide rules", "torch compile")
-"""Families whose points differ in more than a budget, so each has its name beside it."""
+LABELLED = ("torch checkpoint", "schedules", "lowtide rules", "torch compile")
+"""Families whose variants differ in more than a budget: each point gets a label."""
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A figure of matplotlib's, without any window."""
+    """Return a figure of matplotlib that opens no window."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def frontier(model: ModelResult, subtitle: str, path: Path) -> None:
-    """Every variant a point, those of one family that differ in a budget a curve, the planner's bound below."""
+    """Plot one point for each variant, a line through the budgets of each family, and the lower bound."""
     figure = new_figure(8.6, 5.2)
     axes = figure.add_subplot()
-    there = model.measured()
-    points = {name: (100 * model.peak_share(name), 100 * (model.ratio(name) - 1)) for name in there}
-    top = _top([y for name, (_, y) in points.items() if there[name].family != "lowtide online"])
+    measured = model.measured()
+    points = {name: (100 * model.peak_share(name), 100 * (model.ratio(name) - 1)) for name in measured}
+    top = _upper_limit([y for name, (_, y) in points.items() if measured[name].family != "lowtide online"])
     axes.axhline(0, color="0.75", lw=1, zorder=0)
-    beyond = 0
+    outliers = 0
     for family, style in STYLES.items():
-        names = sorted((name for name in points if there[name].family == family), key=lambda name: points[name])
+        names = sorted((name for name in points if measured[name].family == family), key=lambda name: points[name])
         if not names:
             continue
         above = [name for name in names if points[name][1] > top]
@@ -52,18 +52,18 @@ def frontier(model: ModelResult, subtitle: str, path: Path) -> None:
         axes.plot(xs, ys, **style, label=family, zorder=4 if family == "lowtide planned" else 3, alpha=0.9)
         for name in above:
             axes.annotate(
-                f"{name} {points[name][1]:+.0f} %", (points[name][0], top), xytext=(0, -4 - 10 * beyond), fontsize=7,
+                f"{name} {points[name][1]:+.0f} %", (points[name][0], top), xytext=(0, -4 - 10 * outliers), fontsize=7,
                 textcoords="offset points", ha="center", va="top", color=style["color"],
             )  # fmt: skip
-            beyond += 1
-        if family in NAMED:
+            outliers += 1
+        if family in LABELLED:
             for name in set(names) - set(above):
                 axes.annotate(
                     name.split(":")[-1], points[name], xytext=(6, 5), textcoords="offset points", fontsize=7,
                     color=style["color"],
                 )  # fmt: skip
     if bound := _bound(model):
-        # What is proved for a budget holds for every smaller one, up to the next that was asked.
+        # The bound of a budget also holds for smaller budgets, down to the next measured one.
         style = {"ls": ":", "color": "0.4", "lw": 1.5, "drawstyle": "steps-pre", "zorder": 2}
         axes.plot(*zip(*bound, strict=True), **style, label="lower bound")
     low = min([0.0, *(y for _, y in points.values())])
@@ -78,21 +78,21 @@ def frontier(model: ModelResult, subtitle: str, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _top(heights: list[float]) -> float:
-    """Above all but what would squeeze the others."""
-    ordered = sorted(heights)
-    usual = ordered[int(0.75 * (len(ordered) - 1))] if ordered else 0.0
-    return max([5.0, *(1.15 * y for y in ordered if y <= max(40.0, 4 * usual))])
+def _upper_limit(overheads: list[float]) -> float:
+    """Return the upper limit of the axis. Outliers that would compress all other points are above it."""
+    ordered = sorted(overheads)
+    typical = ordered[int(0.75 * (len(ordered) - 1))] if ordered else 0.0
+    return max([5.0, *(1.15 * y for y in ordered if y <= max(40.0, 4 * typical))])
 
 
 def _bound(model: ModelResult) -> list[tuple[float, float]]:
-    """By budget asked of the planner: the least time of any plan, in the units of the picture."""
+    """Return the lower bound of each budget, as (peak, overhead) in the units of the plot."""
     plain_bytes = model.plain.peak_bytes or 1
-    said = sorted(
-        (100 * min(1.0, one.asked_bytes / plain_bytes), 100 * least)
+    bounds = sorted(
+        (100 * min(1.0, one.asked_bytes / plain_bytes), 100 * bound)
         for name, one in model.variants.items()
         if one.family == "lowtide planned" and one.asked_bytes is not None
-        if (least := model.said(name, "bound")) is not None
+        if (bound := model.planned_overhead(name, "bound")) is not None
     )
-    # A smaller budget needs no less time, even where the planner proved less about it.
-    return [(share, max(least for _, least in said[k:])) for k, (share, _) in enumerate(said)]
+    # A bound for a larger budget also holds for a smaller one, for which the planner may have proved less.
+    return [(share, max(bound for _, bound in bounds[k:])) for k, (share, _) in enumerate(bounds)]

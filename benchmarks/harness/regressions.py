@@ -3,28 +3,53 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .machine import machine_line
 from .markdown import table
-from .noise import FLOOR, MIN_ROUNDS, Change, between_runs
+from .noise import ERRORS_BETWEEN_RUNS, FLOOR, MIN_ROUNDS, Change, between_runs
 from .records import ModelResult, Run, VariantResult
 
 MAIN_PLANS = ("planned@half", "planned@checkpoint")
-"""Each gets a verdict for every model of both runs: half of plain's activations, and the peak of `checkpoint`."""
+"""Each gets a verdict for every model that has it: half of plain's activations, and the peak of `checkpoint`."""
+MIB = 2**20
 PEAK_TOLERANCE = 0.01
 """Peaks of unchanged code differ by less than this share."""
 
 
+CHECK_HEADER = (
+    "model",
+    "plan",
+    "plain peak, MiB",
+    "peak, MiB",
+    "overhead old",
+    "overhead new",
+    "difference",
+    "noise",
+    "verdict",
+)
+
+
 @dataclass(frozen=True)
 class PlanCheck:
-    """Step time of one of `MAIN_PLANS` on one model in both runs."""
+    """Overhead of one of `MAIN_PLANS` on one model in both runs."""
 
     model: str
     variant: str
+    plain_peak_bytes: int | None
+    """Peak of a plain step in the new run."""
+    peak_bytes: int | None
+    """Peak of the variant in the new run."""
     change: Change | None
     reason: str = ""
     """Reason for a missing `change`."""
+
+    @property
+    def compared(self) -> bool:
+        """Whether both runs have the plan, in enough rounds."""
+        return self.change is not None and math.isfinite(self.change.noise)
 
     @property
     def slower(self) -> bool:
@@ -38,20 +63,22 @@ class PlanCheck:
             return f"not compared: {self.reason}"
         if math.isinf(self.change.noise):
             return f"not compared: fewer than {MIN_ROUNDS} rounds"
-        return "SLOWER" if self.change.slower else "faster" if self.change.faster else "not slower"
+        if self.change.slower:
+            return "SLOWER"
+        if self.change.faster:
+            return "faster"
+        return "not slower" if self.change.surely_not_slower else "undecided"
 
     @property
     def cells(self) -> list[str]:
         """Cells of a table, in the order of `CHECK_HEADER`."""
+        peaks = ["" if peak is None else f"{peak / MIB:.1f}" for peak in (self.plain_peak_bytes, self.peak_bytes)]
         if self.change is None:
-            return [self.model, self.variant, "", "", "", "", self.verdict]
+            return [self.model, self.variant, *peaks, "", "", "", "", self.verdict]
         one = self.change
-        noise = "" if math.isinf(one.noise) else f"± {100 * one.noise:.1f} %"
-        times = [f"× {one.old:.3f}", f"× {one.new:.3f}", f"{100 * (one.new - one.old):+.1f} %"]
-        return [self.model, self.variant, *times, noise, self.verdict]
-
-
-CHECK_HEADER = ("model", "variant", "old", "new", "change", "noise", "new run is")
+        noise = "" if math.isinf(one.noise) else f"± {100 * one.noise:.1f} pp"
+        overheads = [f"{100 * (ratio - 1):.1f} %" for ratio in (one.old, one.new)]
+        return [self.model, self.variant, *peaks, *overheads, f"{100 * one.difference:+.1f} pp", noise, self.verdict]
 
 
 @dataclass(frozen=True)
@@ -87,11 +114,15 @@ class Comparison:
     @property
     def summary(self) -> str:
         """Number of slower plans, and of all differences."""
-        decided = [one for one in self.checks if one.change is not None and not math.isinf(one.change.noise)]
+        checks = [one for one in self.checks if one.compared]
+        verdicts = Counter(one.verdict for one in checks)
+        slower = ", ".join(f"{one.model} / {one.variant}" for one in checks if one.slower)
         worse = sum(finding.regressed for finding in self.findings)
         return (
-            f"{sum(one.slower for one in decided)} of {len(decided)} plans ({', '.join(MAIN_PLANS)}) are slower by more "
-            f"than {100 * FLOOR:g} % of a plain step, beyond noise; {len(self.checks) - len(decided)} not compared.\n"
+            f"{verdicts['SLOWER']} of {len(checks)} plans ({', '.join(MAIN_PLANS)}) are slower by more than "
+            f"{100 * FLOOR:g} % of a plain step, beyond noise{f': {slower}' if slower else ''}. "
+            f"{verdicts['faster']} are faster, {verdicts['not slower']} are not slower, {verdicts['undecided']} are "
+            f"undecided, {len(self.checks) - len(checks)} were not compared.\n"
             f"{self.compared} variants compared: {worse} worse, {len(self.findings) - worse} better, beyond noise."
         )
 
@@ -102,14 +133,22 @@ class Comparison:
         lines += [*map(str, self.findings), *(f"note    {note}" for note in self.notes)]
         return "\n".join([*lines, self.summary])
 
-    def page(self, old: str, new: str) -> str:
-        """Return the comparison as a Markdown page; `old` and `new` name the runs."""
+    def page(self, old: Run, new: Run) -> str:
+        """Return the comparison of `old` and `new` as a Markdown page."""
         parts = [
             "# Comparison of two benchmark runs",
             self.summary.replace("\n", "\n\n"),
-            f"Old: {old}\n\nNew: {new}",
-            "Times are multiples of a plain step of the same run. A change counts if it exceeds "
-            f"{100 * FLOOR:g} % of a plain step and the noise.",
+            f"- Old: {machine_line(old.machine)}.\n- New: {machine_line(new.machine)}.",
+            "Written by `python -m benchmarks compare OLD NEW --output FILE`.",
+            "## Is any plan slower?",
+            "*planned@half*: the budget is parameters, buffers and batch, and half of the rest of plain's peak. "
+            "*planned@checkpoint*: the budget is the peak of `torch.utils.checkpoint` on every block. Peaks are those "
+            "of the new run. An overhead is the time above a plain step of the same run, as a share of that step; the "
+            "difference is in percentage points (pp). *Noise* is "
+            f"{ERRORS_BETWEEN_RUNS:g} standard errors of the difference.",
+            f"- **SLOWER**, **faster**: the difference exceeds {100 * FLOOR:g} pp and the noise.\n"
+            f"- **not slower**: even with the noise added, the difference is at most {100 * FLOOR:g} pp.\n"
+            "- **undecided**: the noise is too large for either.",
             table(CHECK_HEADER, (one.cells for one in self.checks)),
             "## All differences beyond noise",
             table(
@@ -146,7 +185,11 @@ def compare(old: Run, new: Run) -> Comparison:
         if before.title != after.title:
             notes.append(f"{name} has another size: {before.title!r} and {after.title!r}")
             continue
-        checks += [_check(name, variant, before, after) for variant in MAIN_PLANS]
+        checks += [
+            _check(name, variant, before, after)
+            for variant in MAIN_PLANS
+            if variant in before.variants or variant in after.variants
+        ]
         for variant in dict.fromkeys([*before.variants, *after.variants]):
             if variant not in before.variants or variant not in after.variants:
                 notes.append(f"{name} / {variant} is only in the {'new' if variant in after.variants else 'old'} run")
@@ -157,10 +200,12 @@ def compare(old: Run, new: Run) -> Comparison:
 
 
 def _check(model: str, variant: str, before: ModelResult, after: ModelResult) -> PlanCheck:
+    row = after.variants.get(variant)
+    peaks = after.plain.peak_bytes, None if row is None else row.peak_bytes
     for run, result in (("old", before), ("new", after)):
         if variant not in result.measured() or not result.plain.measured:
-            return PlanCheck(model, variant, None, f"not measured in the {run} run")
-    return PlanCheck(model, variant, between_runs(before, after, variant))
+            return PlanCheck(model, variant, *peaks, None, f"not measured in the {run} run")
+    return PlanCheck(model, variant, *peaks, between_runs(before, after, variant))
 
 
 def _differences(model: str, variant: str, before: ModelResult, after: ModelResult) -> Iterator[Finding]:
@@ -180,7 +225,7 @@ def _differences(model: str, variant: str, before: ModelResult, after: ModelResu
                 model,
                 variant,
                 time.slower,
-                f"× {time.new:.3f} of plain's time, was × {time.old:.3f} ({100 * (time.new - time.old):+.1f} % of a "
+                f"× {time.new:.3f} of plain's time, was × {time.old:.3f} ({100 * time.difference:+.1f} % of a "
                 f"plain step, noise ± {100 * time.noise:.1f} %)",
             )
     yield from _peak_differences(model, variant, old, new)

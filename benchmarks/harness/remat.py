@@ -1,4 +1,4 @@
-"""torch_remat (Meta): checkpoints around blocks, inside of which some calls keep what they need. Optional."""
+"""torch_remat (Meta) as a variant: checkpoints around blocks, in which some calls are not recomputed. Optional."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from .blocks import blocks
 from .steps import Bench, Forward
 
 _TENSOR = object()
-PRODUCTS = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)
+KEPT_MODULES = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)
 
 
 class Remat(Variant):
-    """`remat.checkpoint(region_name=...)` around every block, `remat.region(recompute=False)` around products in it.
+    """`remat.checkpoint(region_name=...)` around every block, `remat.region(recompute=False)` around modules in it.
 
-    As its documentation has it: one checkpoint for each block; calls to be kept are annotated, and what they give is
-    marked by `recompute_needs_tensor`, as ops outside of regions read it; the generator's state is put back by a
-    `RecomputeStateHook` where blocks have dropout. Models are not edited: modules that are a matrix product or a
-    convolution get the annotation around their forward. Attention that is a function, and no module, cannot be kept
-    so, and is recomputed.
+    This follows torch_remat's documentation. Outputs of the regions are marked with `recompute_needs_tensor`, because
+    ops outside of regions read them. A `RecomputeStateHook` restores the generator in blocks with dropout. The code
+    of the models is not changed: linear and convolution modules get the region around their forward. Attention is a
+    function, not a module, so it is recomputed.
     """
 
     family = "torch remat"
@@ -37,18 +36,18 @@ class Remat(Variant):
             import torch_remat  # noqa: F401
         except ImportError as error:
             raise NotApplicableError("torch_remat is not installed: pip install torch_remat") from error
-        there = blocks(bench.model)
-        if not there:
-            raise NotApplicableError(f"{type(bench.model).__name__} has no blocks to put a checkpoint on")
-        kept = sum(isinstance(module, PRODUCTS) for block in there for module in block.modules())
-        self.note = f"{len(there)} blocks checkpointed, {kept} modules of products in them kept, the rest recomputed"
+        checkpointed = blocks(bench.model)
+        if not checkpointed:
+            raise NotApplicableError(f"{type(bench.model).__name__} has no blocks to checkpoint")
+        kept = sum(isinstance(module, KEPT_MODULES) for block in checkpointed for module in block.modules())
+        self.note = f"{len(checkpointed)} blocks checkpointed; outputs of {kept} linear and convolution modules saved"
 
     @contextlib.contextmanager
     def applied(self, bench: Bench) -> Iterator[Forward]:
         wrapped: list[Any] = []
         try:
             for number, block in enumerate(blocks(bench.model)):
-                inside = {name: module for name, module in block.named_modules() if isinstance(module, PRODUCTS)}
+                inside = {name: module for name, module in block.named_modules() if isinstance(module, KEPT_MODULES)}
                 for name, module in inside.items():
                     _replace(wrapped, module, _kept(module.forward, name))
                 _replace(wrapped, block, _checkpointed(block, f"blocks.{number}"))
@@ -64,7 +63,7 @@ def _replace(wrapped: list[Any], module: Any, forward: Callable[..., Any]) -> No
 
 
 class GeneratorState:
-    """The CPU generator, for `recompute_state_hooks`: torch_remat has no such hook of its own."""
+    """State of the CPU generator, for `recompute_state_hooks`; torch_remat has no hook for it."""
 
     def snapshot(self) -> torch.Tensor:
         return torch.get_rng_state()
@@ -88,24 +87,27 @@ def _kept(forward: Callable[..., torch.Tensor], name: str) -> Callable[..., torc
 
 
 def _checkpointed(block: nn.Module, name: str) -> Callable[..., Any]:
-    """The block's forward under a checkpoint, which gives tensors only: what else it gives is put back beside them."""
+    """Return the block's forward under a checkpoint.
+
+    torch_remat accepts functions that return tensors only, so other parts of the output are added afterwards.
+    """
     import torch_remat as remat
 
-    draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in block.modules())
-    options = {"recompute_state_hooks": (GeneratorState(),)} if draws else {}
+    has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in block.modules())
+    options = {"recompute_state_hooks": (GeneratorState(),)} if has_dropout else {}
     forward = block.forward
 
     @functools.wraps(forward)
     def called(*args: Any, **kwargs: Any) -> Any:
-        shape: list[Any] = []
+        structure: list[Any] = []
 
         def tensors(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
             leaves, spec = tree_flatten(forward(*args, **kwargs))
-            shape[:] = [[_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec]
+            structure[:] = [[_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec]
             return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
-        found = iter(remat.checkpoint(region_name=name, **options)(tensors)(*args, **kwargs))
-        others, spec = shape
-        return tree_unflatten([next(found) if other is _TENSOR else other for other in others], spec)
+        tensor_outputs = iter(remat.checkpoint(region_name=name, **options)(tensors)(*args, **kwargs))
+        others, spec = structure
+        return tree_unflatten([next(tensor_outputs) if other is _TENSOR else other for other in others], spec)
 
     return called

@@ -1,9 +1,9 @@
-"""Resident memory of a variant: a process of its own, in which the allocator gives back what is freed.
+"""Resident memory of a variant, in its own process, with an allocator that returns freed memory to the system.
 
-Live tensor bytes are what lowtide budgets; what the system sees also has the allocator's and the kernels' share. The
-child prepares the variant, takes a step, has the system forget its high-water mark, takes another, and says how far
-it rose: above what was resident just before it, and above what was resident before anything was prepared, which also
-has what preparing leaves behind (a solver's or a compiler's code, for example).
+lowtide budgets live tensor bytes. Resident memory also contains memory of the allocator and of kernels. The child
+process prepares the variant, runs a step, resets the high-water mark, runs another step and prints the rise: above the
+resident memory just before this step, and above that before preparation, which also contains memory of preparation
+(for example the code of a solver or a compiler).
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pathlib import Path
 
 from .records import ModelResult, Run
 
-GIVING_BACK = {
+RETURN_FREED_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": "131072",
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0",
 }
-"""One arena, and freed memory goes back to the system at once, so that resident means in use."""
+"""One arena, and freed memory returns to the system at once, so that resident memory is memory in use."""
 _DEADLINE_S = 120
 MODELS = ("gpt2", "llama", "resnet50")
 VARIANTS = ("plain", "checkpoint", "planned@half", "planned@checkpoint", "planned@60")
-"""A process for each takes a quarter of a minute: these stand for the others."""
+"""A selection: each process takes a quarter of a minute."""
 ROOT = Path(__file__).parents[2]
 
 
-def measure_resident(run: Run, catalogue: str, say: Callable[[str], None]) -> None:
-    """Fill in `resident_bytes` for `VARIANTS` of `MODELS`, as far as they are in the run and worked."""
-    run.settings["resident_allocator"] = GIVING_BACK
+def measure_resident(run: Run, catalogue: str, log: Callable[[str], None]) -> None:
+    """Set `resident_bytes` for the `VARIANTS` of `MODELS` that the run measured without an error."""
+    run.settings["resident_allocator"] = RETURN_FREED_MEMORY
     for name, model in run.models.items():
         for variant, one in model.variants.items():
             if name in MODELS and variant in VARIANTS and one.error is None:
-                say(f"    resident memory: {name} / {variant}")
+                log(f"    resident memory: {name} / {variant}")
                 (one.resident_step_bytes, one.resident_bytes), note = _child(catalogue, name, variant, model)
                 one.note = "; ".join(part for part in (one.note, note) if part)
 
@@ -49,7 +49,7 @@ def _child(catalogue: str, name: str, variant: str, model: ModelResult) -> tuple
         done = subprocess.run(
             call,
             cwd=ROOT,
-            env=os.environ | GIVING_BACK,
+            env=os.environ | RETURN_FREED_MEMORY,
             capture_output=True,
             text=True,
             timeout=_DEADLINE_S,
@@ -64,24 +64,24 @@ def _child(catalogue: str, name: str, variant: str, model: ModelResult) -> tuple
         return (None, None), f"resident memory not measured: {' '.join(last)}"
 
 
-def resident_bytes(which: str) -> int:
-    """`VmRSS`, now, or `VmHWM`, the most since it was forgotten."""
+def resident_bytes(field: str) -> int:
+    """Return `VmRSS`, the current value, or `VmHWM`, the high-water mark since its last reset."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(which):
+        if line.startswith(field):
             return int(line.split()[1]) * 1024
-    raise LookupError(f"/proc/self/status has no {which}")
+    raise LookupError(f"/proc/self/status has no {field}")
 
 
 def child(catalogue: str, name: str, variant_name: str, peaks: dict[str, int]) -> tuple[int, int]:
-    """How far a step raises this process's resident memory, above the moment before it and above the beginning."""
+    """Return the rise of resident memory in a step: since just before the step, and since before preparation."""
     import gc
 
-    from .machine import one_quiet_thread
+    from .machine import use_one_thread
     from .models import CATALOGUES
     from .steps import Bench, step
     from .variants import named
 
-    one_quiet_thread()
+    use_one_thread()
     bench = Bench(name, CATALOGUES[catalogue][name])
     bench.peaks |= peaks
     variant = named(variant_name)
@@ -93,11 +93,11 @@ def child(catalogue: str, name: str, variant_name: str, peaks: dict[str, int]) -
             step(forward)
         bench.reset()
         gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # forget the high-water mark
-        ready = resident_bytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
+        before_step = resident_bytes("VmRSS")
         step(forward)
-        most = resident_bytes("VmHWM")
-        return most - ready, most - before
+        peak = resident_bytes("VmHWM")
+        return peak - before_step, peak - before
 
 
 if __name__ == "__main__":

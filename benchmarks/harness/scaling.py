@@ -1,7 +1,7 @@
-"""How costs grow: step time against depth, batch and length; planning, recording and our own records against ops.
+"""Scaling: step time by depth, batch and length; planning time and the cost of recording by number of ops.
 
-A GPT-2 of which one measure is varied at a time. Plain, a checkpoint on every block, lowtide keeping all (what
-recording alone costs) and lowtide's plan for 60 % of plain's peak, in turn, round by round.
+The model is a GPT-2; one of the three is varied at a time. Four variants run in each round: plain, a checkpoint on
+every block, lowtide with `KeepAll` (the cost of recording), and lowtide's plan for 60 % of plain's peak.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from lowtide.records import Trace
 
 from . import machine
 from .lowtide_variants import Rule
-from .measurement import leave_imports_alone, measure_model
+from .markdown import table
+from .measurement import freeze_imports, measure_model
 from .models import gpt2
-from .pages import table
 from .plots import new_figure
 from .steps import Bench, step
 from .variants import named
 from .verdicts import first_sentence
 
-WIDTH, WORDS, SHARE = 64, 128, "60"  # narrow, so that activations are most of the peak
+WIDTH, VOCAB_SIZE, SHARE = 64, 128, "60"  # narrow, so that activations are most of the peak
 KEEP_ALL, PLANNED = "rule:keep all", f"planned@{SHARE}"
 AXES: dict[str, list[tuple[int, int, int]]] = {
     # layers, batch, length
@@ -52,32 +52,32 @@ class Point:
     plain_s: float
     plain_peak_bytes: int
     ratios: dict[str, float]
-    """By variant: the time over that of the plain steps around it, median of the rounds."""
+    """Time by variant, divided by that of the plain steps around it; median of the rounds."""
     peak_shares: dict[str, float]
     profile_s: float
-    """The profiled step, without verification."""
+    """Time of the profiled step, without verification."""
     solve_s: float
     simulate_s: float
     """One run of the simulator."""
     record_us_an_op: float
-    """What keeping all takes over plain, by op."""
+    """Time of keep all above plain, per op."""
     record_bytes_an_op: float
-    """Python memory of what is recorded, at the end of forward, when all is to be recomputed."""
+    """Python memory of the records per op at the end of forward, if all values are to be recomputed."""
     trace_bytes: int
-    """Of the trace as JSON."""
+    """Size of the trace as JSON."""
     failures: dict[str, str]
 
 
-def measure(quick: bool, rounds: int, out: Path, say: Callable[[str], None]) -> Path:
-    """Measure all axes; scaling.json, scaling.md and scaling.png are written after each point."""
-    machine.one_quiet_thread()
-    leave_imports_alone()
+def measure(quick: bool, rounds: int, out: Path, log: Callable[[str], None]) -> Path:
+    """Measure all axes; write scaling.json, scaling.md and scaling.png after each point; return the page."""
+    machine.use_one_thread()
+    freeze_imports()
     out.mkdir(parents=True, exist_ok=True)
     setting = {**machine.describe(), "rounds": rounds}
     points: list[Point] = []
     for axis, sizes in AXES.items():
         for size in sizes[:2] if quick else sizes:
-            say(f"{axis}: {size[0]} layers, batch {size[1]} × {size[2]}")
+            log(f"{axis}: {size[0]} layers, batch {size[1]} × {size[2]}")
             points.append(_point(axis, size, rounds))
             _write(points, setting, out)
     return out / "scaling.md"
@@ -85,9 +85,9 @@ def measure(quick: bool, rounds: int, out: Path, say: Callable[[str], None]) -> 
 
 def _point(axis: str, size: tuple[int, int, int], rounds: int) -> Point:
     layers, batch, length = size
-    bench = Bench("gpt2", gpt2(layers, WIDTH, batch, length, WORDS))
-    ways = [named("plain"), named("checkpoint"), Rule(KEEP_ALL, lowtide.KeepAll), named(PLANNED)]
-    model = measure_model(bench, ways, rounds, lambda sentence: None)
+    bench = Bench("gpt2", gpt2(layers, WIDTH, batch, length, VOCAB_SIZE))
+    variants = [named("plain"), named("checkpoint"), Rule(KEEP_ALL, lowtide.KeepAll), named(PLANNED)]
+    model = measure_model(bench, variants, rounds, lambda line: None)
     bench.reset()
     started = time.perf_counter()
     trace = profile(bench.model, bench.batch)
@@ -96,7 +96,7 @@ def _point(axis: str, size: tuple[int, int, int], rounds: int) -> Point:
     built = time.perf_counter()
     simulator.run([True] * len(trace.ops))
     simulated = time.perf_counter()
-    solve_s, failure = _solving(trace, (model.plain.peak_bytes or 0) * int(SHARE) // 100 + bench.other_bytes)
+    solve_s, failure = _time_solve(trace, (model.plain.peak_bytes or 0) * int(SHARE) // 100 + bench.other_bytes)
     ops = len(trace.ops)
     measured = [name for name in model.measured() if name != "plain"]
     failures = {name: one.error for name, one in model.variants.items() if one.error is not None}
@@ -121,8 +121,8 @@ def _point(axis: str, size: tuple[int, int, int], rounds: int) -> Point:
     )
 
 
-def _solving(trace: Trace, budget_bytes: int) -> tuple[float, dict[str, str]]:
-    """Seconds for the plan of the same budget, and what went wrong."""
+def _time_solve(trace: Trace, budget_bytes: int) -> tuple[float, dict[str, str]]:
+    """Return the planning time for a budget, and the error if there is no plan."""
     started = time.perf_counter()
     try:
         solve(trace, budget_bytes)
@@ -132,9 +132,9 @@ def _solving(trace: Trace, budget_bytes: int) -> tuple[float, dict[str, str]]:
 
 
 def _record_bytes(bench: Bench) -> int:
-    """What the records of a forward pass take in Python, beyond those of plain autograd."""
+    """Return the Python memory of the records of a forward pass, without that of plain autograd."""
 
-    def held(forward: Callable[[], Any]) -> int:
+    def python_bytes(forward: Callable[[], Any]) -> int:
         bench.reset()
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
@@ -146,9 +146,16 @@ def _record_bytes(bench: Bench) -> int:
         return after - before
 
     with Rule("rule:keep none", lowtide.KeepNone).applied(bench) as forward:
-        step(forward)  # what is remembered about each op for good
+        step(forward)  # fills the caches about ops, which outlive a step
         bench.reset()
-        return max(0, held(forward) - held(bench.loss))
+        return max(0, python_bytes(forward) - python_bytes(bench.loss))
+
+
+def rewrite(out: Path) -> Path:
+    """Write scaling.md and scaling.png again from scaling.json; return the page."""
+    document = json.loads((out / "scaling.json").read_text(encoding="utf-8"))
+    _write([Point(**point) for point in document["points"]], document["machine"], out)
+    return out / "scaling.md"
 
 
 def _write(points: list[Point], setting: dict[str, Any], out: Path) -> None:
@@ -159,18 +166,19 @@ def _write(points: list[Point], setting: dict[str, Any], out: Path) -> None:
 
 
 def markdown(points: list[Point], setting: dict[str, Any]) -> str:
-    """The points as tables."""
+    """Return the page."""
     parts = [
-        "# How costs grow",
+        "# Scaling",
         f"GPT-2, {WIDTH} wide. {machine.machine_line(setting)}; {setting['rounds']} rounds in turn, each step between "
-        "two plain ones. Made by `python -m benchmarks scaling`, which is part of `make bench`.",
-        "*Keep all* is what recording alone costs; *record* is the same by op, and as uncertain as the times are. "
-        "*Records* is Python memory held at the end of forward when all is to be recomputed; *profile* is the profiled "
-        "step, *solve* the plan for the budget, *trace* its size as JSON.",
-        "![How costs grow](scaling.png)",
+        "two plain steps. Written by `python -m benchmarks scaling`, which is part of `make bench`.",
+        "Times of variants are multiples of a plain step; peaks are shares of plain's. *Keep all* measures the cost of "
+        "recording; *record* is the same per op, from the same times. *Records* is the Python memory of lowtide's "
+        "records per op at the end of forward, if all values are to be recomputed. *Profile* is the time of the "
+        "profiled step, *solve* that of planning, *trace* the size of the trace as JSON.",
+        "![Scaling](scaling.png)",
     ]
-    header = ("layers", "batch", "length", "ops", "plain, s", "checkpoint", "at", "keep all", f"planned, {SHARE} %",
-              "at", "profile, s", "solve, s", "record, µs an op", "records, bytes an op", "trace, KiB")  # fmt: skip
+    header = ("layers", "batch", "length", "ops", "plain, s", "checkpoint", "peak", "keep all", f"planned, {SHARE} %",
+              "peak", "profile, s", "solve, s", "record, µs per op", "records, bytes per op", "trace, KiB")  # fmt: skip
     for axis in dict.fromkeys(point.axis for point in points):
         rows = [_row(point) for point in points if point.axis == axis]
         parts += [f"## {axis.capitalize()}", table(header, rows)]
@@ -194,29 +202,29 @@ def _row(point: Point) -> list[str]:
 
 
 def draw(points: list[Point], path: Path) -> None:
-    """Overheads along each axis, and what planning and recording take against ops."""
-    axes_there = list(dict.fromkeys(point.axis for point in points))
-    figure = new_figure(4.2 * (len(axes_there) + 1), 3.8)
-    panels = figure.subplots(1, len(axes_there) + 1, squeeze=False)[0]
+    """Plot the overheads along each axis, and profile and planning times by number of ops."""
+    axes_measured = list(dict.fromkeys(point.axis for point in points))
+    figure = new_figure(4.2 * (len(axes_measured) + 1), 3.8)
+    panels = figure.subplots(1, len(axes_measured) + 1, squeeze=False)[0]
     lines = {"checkpoint": "#c0392b", KEEP_ALL: "#5dade2", PLANNED: "#0b6e99"}
-    for panel, axis in zip(panels, axes_there, strict=False):
+    for panel, axis in zip(panels, axes_measured, strict=False):
         for name, colour in lines.items():
-            there = [p for p in points if p.axis == axis and name in p.ratios]
-            xs = [getattr(p, axis) for p in there]
-            panel.plot(xs, [100 * (p.ratios[name] - 1) for p in there], "o-", color=colour, ms=5, label=name)
-        panel.set(xscale="log", xlabel=axis, ylabel="step time over plain's, %")
+            measured = [p for p in points if p.axis == axis and name in p.ratios]
+            xs = [getattr(p, axis) for p in measured]
+            panel.plot(xs, [100 * (p.ratios[name] - 1) for p in measured], "o-", color=colour, ms=5, label=name)
+        panel.set(xscale="log", xlabel=axis, ylabel="overhead, % of a plain step")
         panel.set_xticks(sorted({getattr(p, axis) for p in points if p.axis == axis}))
         panel.get_xaxis().set_major_formatter("{x:g}")
         panel.minorticks_off()
         panel.axhline(0, color="0.75", lw=1, zorder=0)
     panels[0].legend(frameon=False, fontsize=8)
     by_ops = sorted(points, key=lambda point: point.ops)
-    for what, colour in (("profile_s", "#d9730d"), ("solve_s", "#8a4fbf"), ("simulate_s", "0.4")):
-        label = what.removesuffix("_s")
+    for key, colour in (("profile_s", "#d9730d"), ("solve_s", "#8a4fbf"), ("simulate_s", "0.4")):
+        label = key.removesuffix("_s")
         panels[-1].plot(
-            [p.ops for p in by_ops], [getattr(p, what) for p in by_ops], "o", color=colour, ms=5, label=label
+            [p.ops for p in by_ops], [getattr(p, key) for p in by_ops], "o", color=colour, ms=5, label=label
         )
-    panels[-1].set(xscale="log", yscale="log", xlabel="ops of the step", ylabel="seconds")
+    panels[-1].set(xscale="log", yscale="log", xlabel="ops in the step", ylabel="seconds")
     panels[-1].set_xticks(sorted({point.ops for point in points}))
     panels[-1].get_xaxis().set_major_formatter("{x:g}")
     panels[-1].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)

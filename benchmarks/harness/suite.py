@@ -34,45 +34,45 @@ class Part:
     """Whether the command gets the remaining time as `--minutes`."""
 
 
-def parts_of(out: Path, quick: bool) -> tuple[Part, ...]:
-    """Return all parts, short ones first: the last one gets the remaining time."""
-    where = ("--out", str(out), *(("--quick",) if quick else ()))
+def suite_parts(out: Path, quick: bool) -> tuple[Part, ...]:
+    """Return all parts, the short ones first: the last one gets the remaining time."""
+    output = ("--out", str(out), *(("--quick",) if quick else ()))
     overhead = ("--rounds", "2", "--gpt2-rounds", "0") if quick else ("--rounds", "25", "--gpt2-rounds", "6")
     schedules = ("--rounds", "1" if quick else "3", "--skip-slow")  # the peers take minutes on the slow ones
     return (
         Part("Cost of recording", ("benchmarks.overhead", *overhead), "overhead.md", 4),
-        Part("Schedules for chains beside their peers", ("benchmarks.schedules", *schedules), "schedules.md", 2),
-        Part("Scaling", ("benchmarks", "scaling", *where), None, 6),
-        Part("lowtide beside its peers", ("benchmarks", "run", *where), None, 45, limited=not quick),
+        Part("Schedules compared with other packages", ("benchmarks.schedules", *schedules), "schedules.md", 2),
+        Part("Scaling", ("benchmarks", "scaling", *output), None, 6),
+        Part("lowtide compared with its peers", ("benchmarks", "run", *output), None, 45, limited=not quick),
     )
 
 
-def run_parts(parts: tuple[Part, ...], out: Path, minutes: float, say: Callable[[str], None]) -> int:
+def run_parts(parts: tuple[Part, ...], out: Path, minutes: float, log: Callable[[str], None]) -> int:
     """Run all parts; return the number of failures."""
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     expected = ", ".join(f"{part.title.lower()} ({part.expected_minutes:g} min)" for part in parts)
-    say(f"{len(parts)} parts: {expected}; limit {minutes:g} min")
+    log(f"{len(parts)} parts: {expected}; limit {minutes:g} min")
     failed = 0
     for number, part in enumerate(parts, 1):
         left = minutes - (time.monotonic() - started) / 60
-        say(f"[part {number} of {len(parts)}] {part.title}; {left:.0f} min left")
-        more = ("--minutes", f"{max(1.0, left - RESIDENT_MINUTES):.1f}") if part.limited else ()
-        failed += not _succeeds(part, (*part.arguments, *more), out, say)
-    say(f"{len(parts) - failed} of {len(parts)} parts done in {(time.monotonic() - started) / 60:.0f} min: {out}")
+        log(f"[part {number} of {len(parts)}] {part.title}; {left:.0f} min left")
+        limit = ("--minutes", f"{max(1.0, left - RESIDENT_MINUTES):.1f}") if part.limited else ()
+        failed += not _succeeds(part, (*part.arguments, *limit), out, log)
+    log(f"{len(parts) - failed} of {len(parts)} parts done in {(time.monotonic() - started) / 60:.0f} min: {out}")
     return failed
 
 
-def _succeeds(part: Part, arguments: tuple[str, ...], out: Path, say: Callable[[str], None]) -> bool:
+def _succeeds(part: Part, arguments: tuple[str, ...], out: Path, log: Callable[[str], None]) -> bool:
     command = f"python -m {' '.join(arguments)}"
     call = [sys.executable, "-m", *arguments]
     printed = subprocess.PIPE if part.page is not None else None
     done = subprocess.run(call, cwd=ROOT, text=True, stdout=printed, check=False)
     if done.returncode:
-        say(f"{part.title}: failed with exit code {done.returncode}: {command}")
+        log(f"{part.title}: failed with exit code {done.returncode}: {command}")
         return False
     if part.page is not None:
-        where, how = machine_line(describe()), f"Written by `{command}`, part of `make bench`."
-        text = f"# {part.title}\n\n{where}.\n\n{how}\n\n```text\n{done.stdout.strip()}\n```\n"
+        origin = f"Written by `{command}`, part of `make bench`."
+        text = f"# {part.title}\n\n{machine_line(describe())}.\n\n{origin}\n\n```text\n{done.stdout.strip()}\n```\n"
         (out / part.page).write_text(text, encoding="utf-8")
     return True

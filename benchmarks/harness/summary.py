@@ -69,8 +69,8 @@ def _bound(models: dict[str, ModelResult]) -> str:
         return "Distance to the lower bound: not measured."
     predicted = [one.predicted for one in distances]
     return (
-        f"{len(distances)} plans between the smallest budget and plain's peak are {100 * median(predicted):.1f} percentage "
-        f"points above the lower bound as predicted (median; at most {100 * max(predicted):.1f}), and "
+        f"{len(distances)} plans between the smallest budget and plain's peak are {100 * median(predicted):.1f} "
+        f"percentage points above the lower bound as predicted (median; at most {100 * max(predicted):.1f}), and "
         f"{100 * median(one.measured for one in distances):.1f} as measured."
     )
 

@@ -1,4 +1,4 @@
-"""Two U-Nets of our own, because values of their first layers are used again by the last: long skip connections."""
+"""Two U-Nets. Their long skip connections pass values of the first layers to the last ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 
-class Twice(nn.Sequential):
+class DoubleConv(nn.Sequential):
     """Two convolutions, each with batch norm and an activation."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -19,15 +19,15 @@ class Twice(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """The U-Net of segmentation."""
+    """A U-Net for segmentation."""
 
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64, 128)) -> None:
         super().__init__()
         pairs = list(itertools.pairwise(widths))
-        self.first = Twice(3, widths[0])
-        self.down = nn.ModuleList(Twice(a, b) for a, b in pairs)
+        self.first = DoubleConv(3, widths[0])
+        self.down = nn.ModuleList(DoubleConv(a, b) for a, b in pairs)
         self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in reversed(pairs))
-        self.join = nn.ModuleList(Twice(2 * a, a) for a, _ in reversed(pairs))
+        self.join = nn.ModuleList(DoubleConv(2 * a, a) for a, _ in reversed(pairs))
         self.last = nn.Conv2d(widths[0], 4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -48,8 +48,8 @@ class Segmenter(UNet):
         return nn.functional.cross_entropy(super().forward(pixel_values), labels)
 
 
-class TimedResidual(nn.Module):
-    """The residual block of diffusion models: group norm, SiLU, convolution, twice, with the time added between."""
+class ResidualBlock(nn.Module):
+    """Residual block of a diffusion model: twice group norm, SiLU and convolution, with the timestep added between."""
 
     def __init__(self, inputs: int, outputs: int, times: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class TimedResidual(nn.Module):
 
 
 class PixelAttention(nn.Module):
-    """Attention between all pixels of a small picture."""
+    """Attention between all pixels of a small image."""
 
     def __init__(self, channels: int, heads: int = 4) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class PixelAttention(nn.Module):
 
 
 class DiffusionUNet(nn.Module):
-    """Predicts the noise in noised pictures, as DDPM does; attention where pictures are smallest."""
+    """Predict the noise in noisy images, as DDPM does, with attention at the lowest resolution."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -91,17 +91,17 @@ class DiffusionUNet(nn.Module):
         pairs = list(itertools.pairwise(widths))
         self.embed = nn.Sequential(nn.Linear(self.times, self.times), nn.SiLU(), nn.Linear(self.times, self.times))
         self.first = nn.Conv2d(3, widths[0], 3, padding=1)
-        self.down = nn.ModuleList(TimedResidual(a, a, self.times) for a in widths[:-1])
+        self.down = nn.ModuleList(ResidualBlock(a, a, self.times) for a in widths[:-1])
         self.shrink = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairs)
-        self.middle = nn.ModuleList(TimedResidual(widths[-1], widths[-1], self.times) for _ in range(2))
+        self.middle = nn.ModuleList(ResidualBlock(widths[-1], widths[-1], self.times) for _ in range(2))
         self.attention = PixelAttention(widths[-1])
         self.grow = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in reversed(pairs))
-        self.join = nn.ModuleList(TimedResidual(2 * a, a, self.times) for a, _ in reversed(pairs))
+        self.join = nn.ModuleList(ResidualBlock(2 * a, a, self.times) for a, _ in reversed(pairs))
         self.last = nn.Sequential(nn.GroupNorm(8, widths[0]), nn.SiLU(), nn.Conv2d(widths[0], 3, 3, padding=1))
 
-    def forward(self, noisy: torch.Tensor, noise: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
+    def forward(self, noisy: torch.Tensor, noise: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
         rates = torch.exp(torch.arange(self.times // 2) * (-9.2 / (self.times // 2)))
-        angles = moment[:, None] * rates[None]
+        angles = timestep[:, None] * rates[None]
         time = self.embed(torch.cat([angles.sin(), angles.cos()], 1))
         x, kept = self.first(noisy), []
         for block, shrink in zip(self.down, self.shrink, strict=True):

@@ -21,7 +21,7 @@ PEERS: dict[str, type[Variant]] = {
     "offload": SaveOnCpu,
     "remat": Remat,
 }
-AMPLE = "125"  # everything fits: the cost of lowtide where it is not needed
+AMPLE = "125"  # all values fit: measures the cost of lowtide without memory pressure
 MAIN = (
     CONTROL, "checkpoint", "sac", f"planned@{AMPLE}", f"planned@{HALF}", "planned@checkpoint", "planned@sac",
 )  # fmt: skip
@@ -77,8 +77,8 @@ MORE: dict[str, tuple[str, ...]] = {
     "lstm": (_SQRT, "rule:every1", _ONLINE, _DTR),
     "deep": (_SQRT, _ROTOR, "planned@35", _SMALLEST),
 }
-"""More variants of some models; on all models they would take hours. `checkpoint-sqrt` and rotor need blocks in a
-row."""
+"""More variants of some models; on all models they would take hours. `checkpoint-sqrt` and rotor need consecutive
+blocks."""
 
 
 def standard(model: str) -> list[str]:
@@ -112,8 +112,13 @@ FORMS = (
     "schedule:rotor@LIMIT",
     "schedule:DTR@LIMIT",
 )
-"""Names that `named` accepts. A LIMIT is a percentage of plain's peak, "smallest", the name of an earlier variant (its
-peak), or "half": parameters, buffers and batch, and half of the rest of plain's peak."""
+"""Names that `named` accepts."""
+LIMITS = """\
+SHARE is an activation memory budget from 0 to 1. LIMIT is one of:
+  60          a percentage of plain's peak
+  half        parameters, buffers and batch, and half of the rest of plain's peak
+  smallest    the smallest budget with a plan
+  checkpoint  the name of an earlier variant: its peak"""
 
 
 class UnknownVariantError(ValueError):
@@ -144,7 +149,7 @@ def named(name: str) -> Variant:
         return Rule(name, RULES[setting])
     if kind == "schedule" and setting in BASELINES:
         return Schedule(name, setting)
-    raise UnknownVariantError(f"no such variant: {name!r}; there are {', '.join(FORMS)}")
+    raise UnknownVariantError(f"no such variant: {name!r}; the variants are {', '.join(FORMS)}")
 
 
 def _is_share(text: str) -> bool:

@@ -57,17 +57,17 @@ def peers(model: ModelResult) -> list[str]:
 
 def plans(model: ModelResult) -> list[str]:
     """Return the measured plans of lowtide, largest peak first."""
-    there = [name for name, one in model.measured().items() if one.family == PLAN]
-    return sorted(there, key=lambda name: -model.peak_share(name))
+    measured = [name for name, one in model.measured().items() if one.family == PLAN]
+    return sorted(measured, key=lambda name: -model.peak_share(name))
 
 
 def at_equal_peak(model: ModelResult, peer: str) -> Verdict:
     """Compare the peer with the fastest plan that needs no more memory."""
     limit = model.peak_share(peer) * SAME_PEAK
-    there = [name for name in plans(model) if model.peak_share(name) <= limit]
-    if not there:
+    qualified = [name for name in plans(model) if model.peak_share(name) <= limit]
+    if not qualified:
         return Verdict(peer, None, None, "out of reach")
-    ours = min(there, key=model.ratio)
+    ours = min(qualified, key=model.ratio)
     difference = between_variants(model, ours, peer)
     return Verdict(peer, ours, difference, _outcome(difference))
 
@@ -119,8 +119,8 @@ def _behind_peers(name: str, model: ModelResult) -> Iterable[Behind]:
             yield Behind(
                 name,
                 peer,
-                f"at {share:.1f} % of plain's peak lowtide ({one.ours}, {100 * model.peak_share(one.ours):.1f} %) takes "
-                f"{_percent(one.difference.ratio)} longer: × {model.ratio(one.ours):.3f} of plain's time "
+                f"at {share:.1f} % of plain's peak lowtide ({one.ours}, {100 * model.peak_share(one.ours):.1f} %) "
+                f"takes {_percent(one.difference.ratio)} longer: × {model.ratio(one.ours):.3f} of plain's time "
                 f"against × {model.ratio(peer):.3f}",
             )
 

@@ -1,1 +1,1 @@
-"""Planners to compare `lowtide.planning.solve` with."""
+"""Planners to compare `lowtide.planning.solve` with: `python -m benchmarks.planners`."""

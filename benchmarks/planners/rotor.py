@@ -1,20 +1,23 @@
-"""rotor: the best persistent schedule for a chain of blocks. A baseline, and a start for `solve` where memory is short.
+"""The planner rotor: the best persistent schedule for a chain of blocks. A baseline.
 
 After Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova, "Optimal checkpointing for heterogeneous chains" (2019).
-The first block of a part of the chain is either kept whole, or some blocks are run with nothing held but what enters
-and what leaves them; the blocks after these are reversed first, then these, by the same rule. Among the schedules
-that hold a checkpoint until it has been used, on sizes rounded up to slots, the programme finds the quickest.
+For the first block of a part of the chain there are two choices. Its values are kept, or a checkpoint is set before a
+later block: the blocks up to there run forward with only their input and output held, the blocks after the checkpoint
+are reversed first, and then these blocks by the same rule. A persistent schedule holds each checkpoint until its use.
+A dynamic program finds the fastest persistent schedule, with sizes rounded up to slots.
 
-What is exact when our engine follows it: all of a schedule that runs no block more than twice, which is what the
-programme chooses unless memory is very short. Kept blocks, checkpoints of forward and segments of several blocks are
-then as in rotor. What is approximated: decisions of an engine hold for a whole step and cannot say "hold this the
-third time". A block that is run three times or more is not retained at any replay, so that each of its saved values
-is made from the last checkpoint when it is asked for, where rotor would make all of them at once; and a checkpoint
-that is set during a replay is held from the first replay that makes it. What is not a chain is not rotor's: values
-that are read beyond the next block are always kept, as are those of pinned ops.
+lowtide's engine executes a schedule exactly if it runs no block more than twice; others occur only if memory is very
+short. The engine's decisions hold for a whole step, so longer schedules are approximated:
 
-rotor's memory is coarser than the simulator's, which has the last word: of all schedules of the programme, for
-budgets a little above the one asked for and downwards, the quickest that fits is taken.
+- A block that runs three times or more is retained at no replay. Each of its saved values is replayed from the last
+  checkpoint on its unpack; rotor would replay all of them at once.
+- A checkpoint that is set during a replay is held from the first replay of its value on.
+
+Steps that are not chains are handled conservatively: values that are read beyond the next block are always kept, as
+are values of pinned ops.
+
+The simulator knows the memory of a plan more precisely than the dynamic program. So the schedules of all slot counts,
+up to slightly more than the budget, are simulated, and the fastest one that fits is returned.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from lowtide.planning.candidate import Candidate, judged
+from lowtide.planning.candidate import Candidate, judge_decisions
 from lowtide.planning.problem import Problem
 from lowtide.planning.repetition import find_repeated_blocks
 from lowtide.planning.rows import Floats
@@ -34,30 +37,31 @@ from lowtide.planning.segments import block_cuts, crossing_bytes, layers_of
 from lowtide.planning.simulator import Bytes, Simulator
 
 _SLOTS = 300
-_SURPLUS = 1.15
-"""Rounding up makes the programme careful: schedules for this much more than the budget may fit as well."""
+_SLOT_SURPLUS = 1.15
+"""Slots of the dynamic program over those of the budget. Sizes are rounded up, so a schedule above it may fit."""
 _NEIGHBOURS = 8
-_BASE = 0
-"""A choice of the programme: keep the first block whole. Otherwise it is the block before which a checkpoint is set."""
+"""Number of schedules that are simulated on each side of the bisection's result."""
+_KEEP_FIRST = 0
+"""The choice to keep the values of the first block. Other choices are the block before which a checkpoint is set."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block as rotor sees it. Sizes are in any one unit, and do not count what entered the block."""
+    """Time and memory of a block, in any unit of memory. The input of the block is not counted."""
 
     time_s: float
     kept: int
-    """What it holds for backward if it is kept whole, what leaves it included."""
-    boundary: int
-    """What leaves it."""
-    passing: int
-    """The most that is there while it runs and nothing is held."""
+    """Size of all values for backward, the output included."""
+    output: int
+    """Size of the output."""
+    forward_peak: int
+    """Peak of a forward run that holds only the output."""
     peak: int
-    """The most that is there while it is run, held whole, and reversed."""
+    """Peak of forward and backward with all values kept."""
 
 
-class Programme:
-    """The quickest way to reverse each part of a chain, with each number of slots up to `slots`."""
+class DynamicProgram:
+    """The fastest schedule for each part of a chain, with each number of slots up to `slots`."""
 
     def __init__(self, blocks: Sequence[Block], slots: int) -> None:
         n = self.n = len(blocks)
@@ -65,205 +69,220 @@ class Programme:
         self.slots = slots
         self._cost: dict[tuple[int, int], Floats] = {}
         self._choice: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
-        clock = np.concatenate([[0.0], np.cumsum([block.time_s for block in blocks])])
+        start_s = np.concatenate([[0.0], np.cumsum([block.time_s for block in blocks])])
         memory_budget = np.arange(slots + 1)
         for length in range(1, n + 1):
             for first in range(n - length + 1):
                 last = first + length - 1
                 block = blocks[first]
                 best = np.full(slots + 1, np.inf)
-                choice = np.full(slots + 1, _BASE, dtype=np.int64)
+                choice = np.full(slots + 1, _KEEP_FIRST, dtype=np.int64)
                 if length == 1:
                     best[block.peak :] = block.time_s
                 else:
-                    best = block.time_s + _with_less(self._cost[first + 1, last], block.kept)
+                    best = block.time_s + _with_fewer_slots(self._cost[first + 1, last], block.kept)
                     best[: block.peak] = np.inf
-                passing = 0
+                forward_peak = 0
                 for cut in range(first + 1, last + 1):
                     before = blocks[cut - 1]
-                    passing = max(passing, before.passing)
-                    cost = _with_less(self._cost[cut, last], before.boundary) + self._cost[first, cut - 1]
-                    cost += clock[cut] - clock[first]
-                    better = (cost < best) & (memory_budget >= passing)
+                    forward_peak = max(forward_peak, before.forward_peak)
+                    cost = _with_fewer_slots(self._cost[cut, last], before.output) + self._cost[first, cut - 1]
+                    cost += start_s[cut] - start_s[first]
+                    better = (cost < best) & (memory_budget >= forward_peak)
                     best[better] = cost[better]
                     choice[better] = cut
                 self._cost[first, last] = best
                 self._choice[first, last] = choice
 
     def time_s(self, slots: int) -> float:
-        """Of all forward runs of blocks, the first ones included; infinite if there is no way."""
+        """Return the time of all forward runs, the first ones included; infinite if no schedule fits."""
         return float(self._cost[0, self.n - 1][slots])
 
     def schedule(self, slots: int) -> Schedule:
-        """The way that takes that time."""
-        found = Schedule()
+        """Return the schedule with this time."""
+        schedule = Schedule()
         pending = [(0, self.n - 1, slots, False)]
         while pending:
             first, last, memory_budget, replaying = pending.pop()
             while first <= last:
                 cut = int(self._choice[first, last][memory_budget])
-                if cut == _BASE:
+                if cut == _KEEP_FIRST:
                     if not replaying:
-                        found.kept.add(first)
+                        schedule.kept.add(first)
                     memory_budget -= self.blocks[first].kept
                     first += 1
                     continue
                 if replaying:
-                    found.passed_again.update(range(first, cut))
-                    found.retained.add(cut - 1)
+                    schedule.rerun.update(range(first, cut))
+                    schedule.retained.add(cut - 1)
                 else:
-                    found.checkpoints.add(cut - 1)
+                    schedule.checkpoints.add(cut - 1)
                 pending.append((first, cut - 1, memory_budget, True))
-                memory_budget -= self.blocks[cut - 1].boundary
+                memory_budget -= self.blocks[cut - 1].output
                 first = cut
-        return found
+        return schedule
 
 
 @dataclass
 class Schedule:
-    """What rotor would do, by block."""
+    """Decisions of rotor: sets of blocks."""
 
     kept: set[int] = field(default_factory=set)
-    """Held whole from forward on."""
+    """All values are kept from forward on."""
     checkpoints: set[int] = field(default_factory=set)
-    """What leaves them is held from forward on."""
+    """The output is kept from forward on."""
     retained: set[int] = field(default_factory=set)
-    """What leaves them is held from a replay on."""
-    passed_again: set[int] = field(default_factory=set)
-    """Replayed more than once."""
+    """The output is retained from a replay on."""
+    rerun: set[int] = field(default_factory=set)
+    """Blocks that are replayed more than once."""
 
 
 def solve_rotor(simulator: Simulator, budget_bytes: int) -> Candidate | None:
-    """The quickest of rotor's schedules that fits, judged; None where there are no blocks, or none fits."""
+    """Return the fastest schedule that fits; None without consecutive blocks, or if no schedule fits."""
     chain = _Chain(simulator)
     if len(chain.cuts) < 2:
         return None
-    least = min(min(block.peak, block.passing) for block in chain.blocks)
-    limit_bytes = budget_bytes - least
+    constant_bytes = min(min(block.peak, block.forward_peak) for block in chain.blocks)
+    limit_bytes = budget_bytes - constant_bytes
     if limit_bytes <= 0:
         return None
-    # What is always there takes no slots.
+    # Bytes that are always alive take no slots.
     slot_bytes = -(-limit_bytes // _SLOTS)
-    programme = Programme([_in_slots(block, slot_bytes, least) for block in chain.blocks], int(_SLOTS * _SURPLUS))
-    decided: list[tuple[tuple[bool, ...], frozenset[int]]] = []
-    """Those of all schedules, from the least slots to the most."""
-    for slots in range(programme.slots + 1):
-        if programme.time_s(slots) < np.inf:
-            decisions = chain.decisions(programme.schedule(slots))
-            if not decided or decisions != decided[-1]:
-                decided.append(decisions)
-    return _quickest(simulator, decided, budget_bytes)
+    program = DynamicProgram(
+        [_to_slots(block, slot_bytes, constant_bytes) for block in chain.blocks], int(_SLOTS * _SLOT_SURPLUS)
+    )
+    decisions_by_slots: list[tuple[tuple[bool, ...], frozenset[int]]] = []
+    """Distinct decisions, from the fewest slots to the most."""
+    for slots in range(program.slots + 1):
+        if program.time_s(slots) < np.inf:
+            decisions = chain.decisions(program.schedule(slots))
+            if not decisions_by_slots or decisions != decisions_by_slots[-1]:
+                decisions_by_slots.append(decisions)
+    return _fastest(simulator, decisions_by_slots, budget_bytes)
 
 
-def _quickest(
-    simulator: Simulator, decided: list[tuple[tuple[bool, ...], frozenset[int]]], budget_bytes: int
+def _fastest(
+    simulator: Simulator, decisions_by_slots: list[tuple[tuple[bool, ...], frozenset[int]]], budget_bytes: int
 ) -> Candidate | None:
-    """By bisection the last that fits; and its neighbours, as the simulator's order is not quite the programme's."""
-    found: dict[int, Candidate] = {}
+    """Return the fastest plan around the last one that fits, which bisection finds.
 
-    def fits(place: int) -> bool:
-        one = judged(simulator, *decided[place], solver="rotor")
-        if one is not None and one.peak_bytes <= budget_bytes:
-            found[place] = one
-        return place in found
+    The neighbours are simulated too, because peaks are not exactly in the order of slots.
+    """
+    fitting: dict[int, Candidate] = {}
 
-    last = bisect.bisect_left(range(len(decided)), True, key=lambda place: not fits(place)) - 1
-    for place in range(max(0, last - _NEIGHBOURS), min(len(decided), last + 1 + _NEIGHBOURS)):
-        if place not in found:
-            fits(place)
-    return min(found.values(), key=lambda one: one.extra_s, default=None)
+    def fits(index: int) -> bool:
+        candidate = judge_decisions(simulator, *decisions_by_slots[index], solver="rotor")
+        if candidate is not None and candidate.peak_bytes <= budget_bytes:
+            fitting[index] = candidate
+        return index in fitting
+
+    last = bisect.bisect_left(range(len(decisions_by_slots)), True, key=lambda index: not fits(index)) - 1
+    for index in range(max(0, last - _NEIGHBOURS), min(len(decisions_by_slots), last + 1 + _NEIGHBOURS)):
+        if index not in fitting:
+            fits(index)
+    return min(fitting.values(), key=lambda one: one.extra_s, default=None)
 
 
 class _Chain:
-    """A step as a chain of blocks, measured by the simulator."""
+    """A step as a chain of blocks, with sizes from the simulator."""
 
     def __init__(self, simulator: Simulator) -> None:
         self.problem = problem = simulator.problem
         self.cuts = _cuts(problem)
         self.n = len(self.cuts) + 1
         self.block_of = [bisect.bisect_left(self.cuts, j) for j in range(problem.n_ops)]
-        self.always = problem.recompute_all()
-        self.leaving: list[set[int]] = [set() for _ in range(self.n)]
-        """By block: the values that the next one reads."""
-        self._find_leaving()
+        self.always_kept = problem.recompute_all()
+        self.outputs: list[set[int]] = [set() for _ in range(self.n)]
+        """Values of each block that the next block reads."""
+        self._find_outputs()
         self.blocks = self._measured(simulator) if len(self.cuts) > 1 else []
 
-    def _find_leaving(self) -> None:
+    def _find_outputs(self) -> None:
         problem, block_of = self.problem, self.block_of
         for v in range(problem.n_values):
             producer = problem.producer[v]
-            if producer < 0 or self.always[producer]:
+            if producer < 0 or self.always_kept[producer]:
                 continue
             last = max((block_of[j] for j in problem.consumers[v]), default=-1)
             if last > block_of[producer] + 1:
-                self.always[producer] = True
+                self.always_kept[producer] = True
             elif last > block_of[producer]:
-                self.leaving[block_of[producer]].add(v)
+                self.outputs[block_of[producer]].add(v)
 
     def decisions(self, schedule: Schedule) -> tuple[tuple[bool, ...], frozenset[int]]:
-        """For the engine: what is kept, and what is not retained when it is replayed as an intermediate."""
+        """Return the decisions for the engine: which ops are kept, and which are released after a replay."""
         producer = self.problem.producer
-        keep = [always or self.block_of[j] in schedule.kept for j, always in enumerate(self.always)]
+        keep = [always or self.block_of[j] in schedule.kept for j, always in enumerate(self.always_kept)]
         for block in schedule.checkpoints:
-            for v in self.leaving[block]:
+            for v in self.outputs[block]:
                 keep[producer[v]] = True
-        retained = {producer[v] for block in schedule.retained for v in self.leaving[block]}
-        released = {j for j, block in enumerate(self.block_of) if block in schedule.passed_again and not keep[j]}
+        retained = {producer[v] for block in schedule.retained for v in self.outputs[block]}
+        released = {j for j, block in enumerate(self.block_of) if block in schedule.rerun and not keep[j]}
         return tuple(keep), frozenset(released - retained)
 
     def _measured(self, simulator: Simulator) -> list[Block]:
-        """Sizes from two simulations: all blocks kept, and a checkpoint before each of them."""
+        """Return the blocks, with sizes from two simulations: all values kept, and a checkpoint on every block."""
         problem, n = self.problem, self.n
-        boundary, kept, time_s = [0] * n, [0] * n, [0.0] * n
+        output, kept, time_s = [0] * n, [0] * n, [0.0] * n
         for j, block in enumerate(self.block_of):
-            if self.always[j]:
+            if self.always_kept[j]:
                 continue
-            time_s[block] += problem.replay_overhead_s[j]
+            time_s[block] += problem.replay_s[j]
             for v in problem.outputs[j]:
-                leaves = v in self.leaving[block]
-                boundary[block] += problem.nbytes[v] if leaves else 0
-                kept[block] += problem.nbytes[v] if leaves or problem.saved[v] else 0
-        whole = simulator.run(problem.keep_all())
-        each = Schedule(kept={n - 1}, checkpoints=set(range(n - 1)))
-        replayed = simulator.run(self.decisions(each)[0])
-        unpacks = self._blocks_of_asks()
-        passing = self._most(replayed.forward_live, self.block_of, boundary)
-        held = [self._most(whole.forward_live, self.block_of, kept), self._most(whole.unpack_live, unpacks, kept)]
-        alone = self._most(replayed.unpack_live, unpacks, boundary)
+                is_output = v in self.outputs[block]
+                output[block] += problem.nbytes[v] if is_output else 0
+                kept[block] += problem.nbytes[v] if is_output or problem.saved[v] else 0
+        all_kept = simulator.run(problem.keep_all())
+        every_block = Schedule(kept={n - 1}, checkpoints=set(range(n - 1)))
+        replayed = simulator.run(self.decisions(every_block)[0])
+        unpacks = self._blocks_of_unpacks()
+        forward_peak = self._peaks(replayed.forward_live, self.block_of, output)
+        kept_peaks = [
+            self._peaks(all_kept.forward_live, self.block_of, kept),
+            self._peaks(all_kept.unpack_live, unpacks, kept),
+        ]
+        replayed_peak = self._peaks(replayed.unpack_live, unpacks, output)
         return [
-            Block(time_s[i], kept[i], boundary[i], passing[i], max(held[0][i], held[1][i], alone[i])) for i in range(n)
+            Block(
+                time_s[i],
+                kept[i],
+                output[i],
+                forward_peak[i],
+                max(kept_peaks[0][i], kept_peaks[1][i], replayed_peak[i]),
+            )
+            for i in range(n)
         ]
 
-    def _blocks_of_asks(self) -> list[int]:
-        """By ask: the block that backward is in, told by the values of the chain that it has come down to."""
+    def _blocks_of_unpacks(self) -> list[int]:
+        """Return the block in which backward is at each unpack: the last block whose values it has reached."""
         problem = self.problem
-        found, now = [], self.n - 1
+        result, current = [], self.n - 1
         for v in problem.unpack_value:
             producer = problem.producer[v]
-            if producer >= 0 and not self.always[producer]:
-                # What leaves a block is also asked for by the one after it.
-                now = min(now, self.block_of[producer] + (v in self.leaving[self.block_of[producer]]))
-            found.append(now)
-        return found
+            if producer >= 0 and not self.always_kept[producer]:
+                # The next block unpacks the outputs of a block too.
+                current = min(current, self.block_of[producer] + (v in self.outputs[self.block_of[producer]]))
+            result.append(current)
+        return result
 
-    def _most(self, live: Bytes, block_of: list[int], held: list[int]) -> list[int]:
-        """By block: the most live bytes in it, without what the blocks before it hold."""
+    def _peaks(self, live: Bytes, block_of: list[int], held: list[int]) -> list[int]:
+        """Return the peak of live bytes in each block, without the bytes that earlier blocks hold."""
         before = np.concatenate([[0], np.cumsum(held)[:-1]])
-        most = [0] * self.n
+        peaks = [0] * self.n
         for nbytes, block in zip(live.tolist(), block_of, strict=True):
-            most[block] = max(most[block], int(nbytes - before[block]))
-        return most
+            peaks[block] = max(peaks[block], int(nbytes - before[block]))
+        return peaks
 
 
 def _cuts(problem: Problem) -> list[int]:
-    """The ops after which a block ends. What comes before a stack of blocks, and what after it, are blocks as well.
+    """Return the ops after which a block ends. Ops before and after a stack of blocks are blocks too.
 
-    Between layers where modules are named so, as long as it is no wider there than at the narrowest places.
+    Cuts are between layers if module names show them and not more bytes cross there than at the narrowest cuts.
     """
     repeats = find_repeated_blocks(problem)
     narrow = block_cuts(problem, repeats)
     crossing, layers = crossing_bytes(problem), layers_of(problem)
-    # Layers may differ (experts are sent other tokens in each): what is narrow is then said by all places.
+    # Without repeated blocks (the experts of each layer get different tokens) the median over all ops is the limit.
     widest = crossing[narrow].max() if narrow else float(np.median(crossing)) if len(crossing) else 0.0
     named = [j for j in range(problem.n_ops - 1) if layers[j] != layers[j + 1] and crossing[j] <= widest]
     if len(named) >= len(narrow):
@@ -272,18 +291,24 @@ def _cuts(problem: Problem) -> list[int]:
     return sorted({*narrow, *ends} - {-1, problem.n_ops - 1})
 
 
-def _with_less(cost: Floats, taken: int) -> Floats:
-    """The cost by slots when so many of them are taken."""
-    less = np.full(len(cost), np.inf)
+def _with_fewer_slots(cost: Floats, taken: int) -> Floats:
+    """Return the cost by number of slots, if `taken` slots are in use."""
+    shifted = np.full(len(cost), np.inf)
     if taken < len(cost):
-        less[taken:] = cost[: len(cost) - taken]
-    return less
+        shifted[taken:] = cost[: len(cost) - taken]
+    return shifted
 
 
-def _in_slots(block: Block, slot_bytes: int, least: int) -> Block:
+def _to_slots(block: Block, slot_bytes: int, constant_bytes: int) -> Block:
+    """Return the block with sizes in slots, rounded up."""
+
     def slots(nbytes: int) -> int:
         return max(0, -(-nbytes // slot_bytes))
 
     return Block(
-        block.time_s, slots(block.kept), slots(block.boundary), slots(block.passing - least), slots(block.peak - least)
+        block.time_s,
+        slots(block.kept),
+        slots(block.output),
+        slots(block.forward_peak - constant_bytes),
+        slots(block.peak - constant_bytes),
     )

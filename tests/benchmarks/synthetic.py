@@ -1,4 +1,4 @@
-"""Runs made up from known truths: a time and a peak for each variant, a machine that is busy now and then, noise."""
+"""Synthetic runs: known time and peak of each variant, with noise, outliers and varying load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MACHINE = {
     "date": "2000-01-01T00:00:00",
 }
 TRUTH: dict[str, tuple[str, float, float]] = {
-    # family, time and peak over plain's
+    # variant: family, time and peak, as multiples of plain's
     "plain": ("plain", 1.0, 1.0),
     "checkpoint": ("torch checkpoint", 1.30, 0.45),
     "sac": ("torch SAC", 1.15, 0.60),
@@ -32,9 +32,9 @@ TRUTH: dict[str, tuple[str, float, float]] = {
 }
 
 
-def _step(dice: random.Random, busy: float, noise: float) -> float:
-    blip = 1.3 if dice.random() < 0.05 else 1.0  # of one step: does not cancel
-    return busy * blip * (1 + dice.gauss(0, noise))
+def _step(rng: random.Random, load: float, noise: float) -> float:
+    outlier = 1.3 if rng.random() < 0.05 else 1.0  # in one step: does not cancel in ratios
+    return load * outlier * (1 + rng.gauss(0, noise))
 
 
 def made_up_run(
@@ -47,8 +47,8 @@ def made_up_run(
     larger: Mapping[tuple[str, str], float] | None = None,
     truth: Mapping[str, tuple[str, float, float]] = TRUTH,
 ) -> Run:
-    """`slower` and `larger` plant a factor on (model, variant)."""
-    dice = random.Random(seed)
+    """Return a run. `slower` and `larger` are factors for the time and the peak of (model, variant)."""
+    rng = random.Random(seed)
     run = Run(dict(MACHINE), {"rounds": rounds, "variants": list(truth), "timed_steps": 1, "catalogue": "made up"})
     for k in range(models):
         name = f"model{k}"
@@ -60,12 +60,12 @@ def made_up_run(
                 family, peak_bytes=peak, exact=True, buffers_equal=True, asked_bytes=peak if budgeted else None
             )
         for _ in range(rounds):
-            busy = 1 + abs(dice.gauss(0, 0.2))  # the whole round: cancels in ratios
-            before = _step(dice, busy, noise)
+            load = 1 + abs(rng.gauss(0, 0.2))  # in the whole round: cancels in ratios
+            before = _step(rng, load, noise)
             for variant, (_, seconds, _) in truth.items():
                 one = model.variants[variant]
-                took = seconds * _step(dice, busy, noise) * (slower or {}).get((name, variant), 1.0)
-                after = _step(dice, busy, noise)
+                took = seconds * _step(rng, load, noise) * (slower or {}).get((name, variant), 1.0)
+                after = _step(rng, load, noise)
                 for times, beside in ((one.cpu_s, one.beside_cpu_s), (one.wall_s, one.beside_wall_s)):
                     times.append(took)
                     beside.append([before, after])

@@ -1,4 +1,4 @@
-"""The harness measures what it says, on a model small enough for a test."""
+"""The harness on small models: peaks, bits, rounds, budgets, baselines and the command line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.harness import variants
 from benchmarks.harness.base import Plain, Variant
-from benchmarks.harness.blocks import blocks, each_block_checkpointed, rows_of_blocks, segments_checkpointed
+from benchmarks.harness.blocks import block_lists, blocks, each_block_checkpointed, segments_checkpointed
 from benchmarks.harness.compiled import CompileDeadlineError, deadline
 from benchmarks.harness.lowtide_variants import NOT_FOLLOWED
 from benchmarks.harness.machine import ALLOCATOR
 from benchmarks.harness.measurement import Timing, measure_model, run_models
-from benchmarks.harness.models import CATALOGUES, DECIDED_ON, Case, gpt2, t5
+from benchmarks.harness.models import CATALOGUES, MAIN_MODELS, Case, gpt2, t5
 from benchmarks.harness.peers import CHECKPOINT
 from benchmarks.harness.records import ModelResult
 from benchmarks.harness.steps import Bench, Forward, step
@@ -34,12 +34,12 @@ from tests.runtimes import pool
 ROOT = Path(__file__).parents[2]
 
 
-def quiet(sentence: str) -> None:
+def quiet(line: str) -> None:
     pass
 
 
 class Chain(nn.Module):
-    """Four layers whose activations are known: each makes and saves 64 KiB."""
+    """Four layers of known size: each saves an output of 64 KiB."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ CHAIN = Case("Chain", lambda: (Chain(), {"x": torch.randn(1024, 16)}))
 
 
 class Doubled(Variant):
-    """A variant that is wrong: its loss is another, and it holds 4 MiB through the step."""
+    """A wrong variant: its loss is doubled, and it holds 4 MiB during the step."""
 
     family = "torch checkpoint"
 
@@ -87,12 +87,12 @@ class Failing(Plain):
 def chain() -> ModelResult:
     torch.set_num_threads(1)
     plain = [variants.named(name) for name in ("plain", "plain-again")]
-    ways = [*plain, Doubled("doubled"), Failing("failing"), variants.named("rule:every1")]
-    return measure_model(Bench("chain", CHAIN), ways, 2, quiet)
+    selected = [*plain, Doubled("doubled"), Failing("failing"), variants.named("rule:every1")]
+    return measure_model(Bench("chain", CHAIN), selected, 2, quiet)
 
 
-def test_peaks_are_those_of_live_tensors(chain: ModelResult) -> None:
-    # 64 KiB for each result of tanh, which are saved, and for what is under way beside them: at most a few.
+def test_peaks_are_live_tensor_bytes(chain: ModelResult) -> None:
+    # 64 KiB for each saved output of tanh, and at most a few times 64 KiB for temporaries.
     plain, doubled = chain.variants["plain"].peak_bytes, chain.variants["doubled"].peak_bytes
     assert plain is not None
     assert doubled is not None
@@ -100,93 +100,99 @@ def test_peaks_are_those_of_live_tensors(chain: ModelResult) -> None:
     assert plain <= doubled - (4 << 20) <= plain + 1024
 
 
-def test_a_wrong_variant_is_seen_to_be_wrong(chain: ModelResult) -> None:
+def test_a_wrong_variant_is_reported_as_inexact(chain: ModelResult) -> None:
     assert chain.variants["plain"].exact
     assert chain.variants["rule:every1"].exact
     assert chain.variants["doubled"].exact is False
-    assert chain.variants["doubled"].buffers_equal  # it calls the model once
+    assert chain.variants["doubled"].buffers_equal  # it runs the model once
 
 
-def test_a_variant_that_fails_is_recorded_and_the_others_go_on(chain: ModelResult) -> None:
+def test_an_error_of_a_variant_is_recorded_and_the_others_continue(chain: ModelResult) -> None:
     assert chain.variants["failing"].error == "RuntimeError: as planned"
     assert not chain.variants["failing"].measured
     assert [len(chain.variants[name].cpu_s) for name in ("doubled", "failing", "rule:every1")] == [2, 0, 2]
 
 
-def test_every_timed_step_is_between_two_plain_ones(chain: ModelResult) -> None:
-    plain, released = chain.plain.cpu_s, chain.variants["plain-again"]
+def test_every_timed_step_is_between_two_plain_steps(chain: ModelResult) -> None:
+    plain, control = chain.plain.cpu_s, chain.variants["plain-again"]
     doubled, every = chain.variants["doubled"], chain.variants["rule:every1"]
-    assert len(plain) == 4 + 3  # the variant that fails in the first round is not tried in the second
-    assert released.beside_cpu_s == [plain[0:2], plain[5:7]]  # the second round is the other way round
-    assert doubled.beside_cpu_s == [plain[1:3], plain[4:6]]  # with the one that fails, then with the next
+    assert len(plain) == 4 + 3  # the variant that fails in round 1 does not run in round 2
+    assert control.beside_cpu_s == [plain[0:2], plain[5:7]]  # round 2 runs in reverse order
+    assert doubled.beside_cpu_s == [plain[1:3], plain[4:6]]  # paired with the failing variant, then with the next
     assert every.beside_cpu_s == [plain[2:4], plain[4:6]]
-    assert [len(one.beside_wall_s) for one in (released, doubled, every)] == [2, 2, 2]
+    assert [len(one.beside_wall_s) for one in (control, doubled, every)] == [2, 2, 2]
 
 
-def test_what_is_to_be_decided_is_timed_more_often_as_long_as_there_is_time() -> None:
+def test_main_variants_get_more_rounds_until_the_time_limit() -> None:
     names = ("plain", "plain-again", "rule:every1")
 
-    def rounds(**more: Any) -> list[int]:
-        found = measure_model(Bench("chain", CHAIN), [variants.named(name) for name in names], 8, quiet, **more)
-        return [len(found.variants[name].cpu_s) for name in names[1:]]
+    def rounds(**options: Any) -> list[int]:
+        result = measure_model(Bench("chain", CHAIN), [variants.named(name) for name in names], 8, quiet, **options)
+        return [len(result.variants[name].cpu_s) for name in names[1:]]
 
     assert rounds(few=2) == [8, 2]
     assert rounds(few=5) == [8, 5]
     assert rounds(few=3, until=time.monotonic()) == [3, 3]
 
 
-def test_every_step_begins_from_the_same_state() -> None:
+def test_every_step_starts_from_the_same_state() -> None:
     bench = Bench("chain", CHAIN)
     first = bench.metered(bench.loss)[1]
     step(bench.loss)
     assert bench.metered(bench.loss)[1] == first
 
 
-def test_budgets_are_asked_predicted_and_measured() -> None:
+def test_budgets_have_predicted_and_measured_peaks() -> None:
     torch.set_num_threads(1)
     bench = Bench("gpt2", gpt2(2, 64, 4, 32, 64))
-    ways = [variants.named(name) for name in ("plain", "online@70", "planned@70", "planned@nobody")]
-    found = measure_model(bench, ways, 1, quiet).variants
-    asked = (found["plain"].peak_bytes or 0) * 70 // 100
+    selected = [variants.named(name) for name in ("plain", "online@70", "planned@70", "planned@unknown")]
+    results = measure_model(bench, selected, 1, quiet).variants
+    asked = (results["plain"].peak_bytes or 0) * 70 // 100
     for name in ("online@70", "planned@70"):
-        one = found[name]
+        one = results[name]
         assert one.error is None
         assert one.exact
         assert one.asked_bytes == asked
         assert 0 < (one.peak_bytes or 0) <= asked
         assert 0 < (one.own_peak_bytes or 0) <= asked
-    assert 0 < (found["planned@70"].predicted_bytes or 0) <= asked
-    assert found["planned@nobody"].error == "NotApplicableError: there is no peak of 'nobody' to plan for in this run"
-    with pytest.raises(lowtide.LowtideError, match="not fitted"):  # nothing is left on the model
+    assert 0 < (results["planned@70"].predicted_bytes or 0) <= asked
+    assert results["planned@unknown"].error == (
+        "NotApplicableError: no variant 'unknown' has been measured in this run: its peak is unknown"
+    )
+    with pytest.raises(lowtide.LowtideError, match="not fitted"):  # the model is not left fitted
         lowtide.report(bench.model)
 
 
-def test_schedules_of_others_are_followed_within_their_budget() -> None:
+def test_baseline_schedules_are_followed_within_their_budget() -> None:
     torch.set_num_threads(1)
     bench = Bench("gpt2", gpt2(6, 64, 4, 32, 64))
-    ways = [variants.named(name) for name in ("plain", "checkpoint", "schedule:rotor@checkpoint", "schedule:DTR@60")]
-    found = measure_model(bench, ways, 2, quiet).variants
+    selected = [
+        variants.named(name) for name in ("plain", "checkpoint", "schedule:rotor@checkpoint", "schedule:DTR@60")
+    ]
+    results = measure_model(bench, selected, 2, quiet).variants
     for name in ("schedule:rotor@checkpoint", "schedule:DTR@60"):
-        one = found[name]
+        one = results[name]
         assert one.error is None
         assert one.exact
         assert 0 < (one.peak_bytes or 0) <= (one.asked_bytes or 0)
         assert NOT_FOLLOWED not in one.note
         assert len(one.cpu_s) == 2
-    assert found["schedule:rotor@checkpoint"].asked_bytes == found["checkpoint"].peak_bytes
+    assert results["schedule:rotor@checkpoint"].asked_bytes == results["checkpoint"].peak_bytes
     assert pool().heuristic == eviction.Heuristic()
     with pytest.raises(lowtide.LowtideError, match="not fitted"):
         lowtide.report(bench.model)
 
 
-def test_without_blocks_there_is_no_schedule_of_rotor() -> None:
-    found = measure_model(Bench("chain", CHAIN), [variants.named(n) for n in ("plain", "schedule:rotor@60")], 1, quiet)
-    assert "NotApplicableError: rotor finds no blocks" in (found.variants["schedule:rotor@60"].error or "")
+def test_rotor_does_not_apply_without_blocks() -> None:
+    results = measure_model(
+        Bench("chain", CHAIN), [variants.named(n) for n in ("plain", "schedule:rotor@60")], 1, quiet
+    )
+    assert "NotApplicableError: rotor finds no blocks" in (results.variants["schedule:rotor@60"].error or "")
 
 
 @pytest.mark.parametrize("case", [gpt2(4, 64, 8, 64, 64), t5(3, 64, 4, 32)], ids=lambda case: case.title[:2])
-def test_remat_computes_the_same_in_less_memory_and_leaves_nothing(case: Case) -> None:
-    pytest.importorskip("torch_remat", reason="it is optional")
+def test_remat_is_exact_with_less_memory_and_restores_the_model(case: Case) -> None:
+    pytest.importorskip("torch_remat", reason="torch_remat is optional")
     bench = Bench("one", case)
     plain = bench.metered(bench.loss)
     remat = variants.named("remat")
@@ -203,12 +209,12 @@ def test_remat_computes_the_same_in_less_memory_and_leaves_nothing(case: Case) -
 
 
 @pytest.mark.parametrize("case", [gpt2(5, 64, 2, 16, 64), t5(4, 64, 2, 16)], ids=lambda case: case.title[:2])
-def test_segments_compute_the_same_and_leave_nothing(case: Case) -> None:
+def test_segments_are_exact_and_restore_the_model(case: Case) -> None:
     bench = Bench("one", case)
     plain = bench.metered(bench.loss)
     names = list(bench.model.state_dict())
     with segments_checkpointed(bench.model, CHECKPOINT):
-        assert all(len(getattr(owner, name)) < 5 for owner, name in rows_of_blocks(bench.model))
+        assert all(len(getattr(owner, name)) < 5 for owner, name in block_lists(bench.model))
         segmented = bench.metered(bench.loss)
     assert segmented[1] == plain[1]
     assert segmented[0] < plain[0]
@@ -221,9 +227,9 @@ def test_every_model_has_blocks() -> None:
         assert len(blocks(model)) >= 4, name
 
 
-def test_names_of_variants() -> None:
-    everything = [name for model in CATALOGUES["standard"] for name in variants.standard(model)]
-    for name in (*everything, *variants.QUICK, "schedule:every block"):
+def test_variants_are_found_by_name() -> None:
+    names = [name for model in CATALOGUES["standard"] for name in variants.standard(model)]
+    for name in (*names, *variants.QUICK, "schedule:every block"):
         assert variants.named(name).name == name
     for name in (
         "nonsense",
@@ -238,17 +244,17 @@ def test_names_of_variants() -> None:
             variants.named(name)
 
 
-def test_a_run_that_is_killed_keeps_the_models_it_finished(tmp_path: Path) -> None:
+def test_a_killed_run_keeps_finished_models(tmp_path: Path) -> None:
     def make() -> tuple[nn.Module, dict[str, torch.Tensor]]:
         raise KeyboardInterrupt
 
-    file, ways = tmp_path / "results.json", {"chain": ["plain"], "killed": ["plain"]}
+    file, by_model = tmp_path / "results.json", {"chain": ["plain"], "killed": ["plain"]}
     with pytest.raises(KeyboardInterrupt):
-        run_models({"chain": CHAIN, "killed": Case("Killed", make)}, ways, Timing(1, 1), file, quiet, {})
+        run_models({"chain": CHAIN, "killed": Case("Killed", make)}, by_model, Timing(1, 1), file, quiet, {})
     assert list(json.loads(file.read_text())["models"]) == ["chain"]
 
 
-def test_the_command_writes_results_page_and_pictures(tmp_path: Path) -> None:
+def test_the_command_writes_results_page_and_plots(tmp_path: Path) -> None:
     call = [sys.executable, "-m", "benchmarks", "run", "--quick", "--models", "lstm", "--variants", "checkpoint,sac",
             "--rounds", "1", "--out", str(tmp_path)]  # fmt: skip
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
@@ -262,38 +268,38 @@ def test_the_command_writes_results_page_and_pictures(tmp_path: Path) -> None:
     assert "| lstm | checkpoint |" in page
 
 
-def test_the_command_names_what_does_not_exist(tmp_path: Path) -> None:
+def test_the_command_rejects_unknown_models_and_conflicting_options(tmp_path: Path) -> None:
     call = ["run", "--quick", "--models", "gpt5", "--out", str(tmp_path)]
-    done = CliRunner().invoke(main, call, env=ALLOCATOR)  # with these it does not start itself anew
+    done = CliRunner().invoke(main, call, env=ALLOCATOR)  # with these variables the program does not restart itself
     assert done.exit_code == 2
-    assert "no such model: gpt5; there are gpt2, resnet50, lstm" in done.output
+    assert "no such model: gpt5; the models are gpt2, resnet50, lstm" in done.output
     done = CliRunner().invoke(main, ["run", "--quick", "--large", "--out", str(tmp_path)], env=ALLOCATOR)
     assert done.exit_code == 2
-    assert "either --quick or --large" in done.output
+    assert "--quick and --large exclude each other" in done.output
 
 
-def test_targets_are_decided_on_the_same_models_with_larger_batches() -> None:
-    assert tuple(CATALOGUES["large"]) == DECIDED_ON
+def test_large_models_are_the_main_models_with_larger_batches() -> None:
+    assert tuple(CATALOGUES["large"]) == MAIN_MODELS
     (_, batch), (_, larger) = CATALOGUES["standard"]["vit"].build(), CATALOGUES["large"]["vit"].build()
     assert {k: v.shape[1:] for k, v in larger.items()} == {k: v.shape[1:] for k, v in batch.items()}
     assert all(len(larger[key]) == 2 * len(batch[key]) for key in batch)
 
 
-def swallow_one_and_go_on() -> None:
+def swallow_one_timeout() -> None:
     with contextlib.suppress(CompileDeadlineError):
         time.sleep(10)
     time.sleep(10)
 
 
-def test_a_deadline_ends_what_takes_too_long_even_if_it_is_swallowed() -> None:
+def test_a_deadline_ends_the_block_even_if_its_error_is_swallowed() -> None:
     with pytest.raises(CompileDeadlineError, match=r"not compiled within 0\.05 s"), deadline(0.05):
         time.sleep(10)
     with pytest.raises(CompileDeadlineError), deadline(0.05), contextlib.suppress(CompileDeadlineError):
         time.sleep(10)
     started = time.monotonic()
     with pytest.raises(CompileDeadlineError), deadline(0.05):
-        swallow_one_and_go_on()
+        swallow_one_timeout()
     assert time.monotonic() - started < 5
     with deadline(10):
         pass
-    time.sleep(0.1)  # nothing rings later
+    time.sleep(0.1)  # no alarm rings after the block

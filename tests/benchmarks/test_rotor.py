@@ -1,4 +1,4 @@
-"""rotor's programme is optimal on chains, and what it becomes fits."""
+"""rotor: its schedules are optimal on chains, and its plans fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from benchmarks.planners.rotor import Block, Programme, solve_rotor
+from benchmarks.planners.rotor import Block, DynamicProgram, solve_rotor
 from hypothesis import given, settings, strategies as st
 
 from lowtide.chain.schedules import revolve
@@ -18,135 +18,135 @@ from tests.planning.traces import changed, gpt_trace, unet_trace
 KIB = 1 << 10
 
 
-def searched(blocks: list[Block], slots: int) -> float:
-    """The least time of all persistent schedules, by trying them all: nothing that is held is let go unused.
+def exhaustive_time_s(blocks: list[Block], slots: int) -> float:
+    """Return the smallest time of all persistent schedules, by exhaustive search.
 
-    A state is how many blocks are left to reverse, which boundaries are held, and which blocks are held whole.
+    A state is the number of blocks left to reverse, the outputs that are held, and the blocks with all values held.
     """
     n = len(blocks)
     states = [(0.0, 0, n, frozenset(), frozenset())]
     seen = set()
     number = itertools.count(1)
     while states:
-        time_s, _, left, stored, whole = heapq.heappop(states)
+        time_s, _, left, outputs, kept = heapq.heappop(states)
         if not left:
             return time_s
-        if (left, stored, whole) in seen:
+        if (left, outputs, kept) in seen:
             continue
-        seen.add((left, stored, whole))
-        memory_budget = slots - sum(blocks[i].boundary for i in stored) - sum(blocks[i].kept for i in whole)
+        seen.add((left, outputs, kept))
+        memory_budget = slots - sum(blocks[i].output for i in outputs) - sum(blocks[i].kept for i in kept)
 
         def go(cost, *state):
             heapq.heappush(states, (time_s + cost, next(number), *state))
 
         last = left - 1
-        if last in whole and memory_budget + blocks[last].kept >= blocks[last].peak:
-            go(0.0, last, stored - {last - 1}, whole - {last})
+        if last in kept and memory_budget + blocks[last].kept >= blocks[last].peak:
+            go(0.0, last, outputs - {last - 1}, kept - {last})
         for first in range(left):
-            if first and first - 1 not in stored | whole:
+            if first and first - 1 not in outputs | kept:
                 continue
             block = blocks[first]
-            if first not in whole and memory_budget >= block.peak:
-                go(block.time_s, left, stored, whole | {first})
+            if first not in kept and memory_budget >= block.peak:
+                go(block.time_s, left, outputs, kept | {first})
             for cut in range(first + 1, left):
                 passed = blocks[first:cut]
-                if cut - 1 not in stored and memory_budget >= max(one.passing for one in passed):
-                    go(sum(one.time_s for one in passed), left, stored | {cut - 1}, whole)
+                if cut - 1 not in outputs and memory_budget >= max(one.forward_peak for one in passed):
+                    go(sum(one.time_s for one in passed), left, outputs | {cut - 1}, kept)
     return math.inf
 
 
 @st.composite
 def chains(draw) -> list[Block]:
     sizes = st.integers(1, 4)
-    found = []
+    blocks = []
     for _ in range(draw(st.integers(1, 5))):
-        boundary, more = draw(sizes), draw(sizes)
-        peak = boundary + more + draw(st.integers(0, 2))
-        found.append(Block(float(draw(sizes)), boundary + more, boundary, draw(sizes), peak))
-    return found
+        output, more = draw(sizes), draw(sizes)
+        peak = output + more + draw(st.integers(0, 2))
+        blocks.append(Block(float(draw(sizes)), output + more, output, draw(sizes), peak))
+    return blocks
 
 
 @settings(max_examples=150, deadline=None)
 @given(chains(), st.integers(4, 24))
-def test_no_persistent_schedule_is_quicker(blocks, slots):
-    assert Programme(blocks, slots).time_s(slots) == searched(blocks, slots)
+def test_no_persistent_schedule_is_faster(blocks, slots):
+    assert DynamicProgram(blocks, slots).time_s(slots) == exhaustive_time_s(blocks, slots)
 
 
 @pytest.mark.parametrize("slots", [2, 3, 5, 8])
-def test_where_no_two_blocks_can_be_held_whole_it_is_revolve(slots):
-    whole = 50
-    blocks = [Block(1.0, kept=whole, boundary=1, passing=1, peak=whole) for _ in range(30)]
-    programme = Programme(blocks, whole + slots)
-    assert programme.time_s(whole + slots) == revolve(30, slots).forward_steps
-    assert programme.time_s(whole) == math.inf  # nowhere to hold what enters the second block
+def test_schedules_equal_revolve_if_only_one_block_can_be_kept(slots):
+    kept = 50
+    blocks = [Block(1.0, kept=kept, output=1, forward_peak=1, peak=kept) for _ in range(30)]
+    program = DynamicProgram(blocks, kept + slots)
+    assert program.time_s(kept + slots) == revolve(30, slots).forward_steps
+    assert program.time_s(kept) == math.inf  # no slot for the input of the second block
 
 
 @settings(max_examples=100, deadline=None)
 @given(chains())
 def test_more_memory_is_never_slower_and_ample_memory_runs_each_block_once(blocks):
-    programme = Programme(blocks, 60)
-    times = [programme.time_s(slots) for slots in range(61)]
+    program = DynamicProgram(blocks, 60)
+    times = [program.time_s(slots) for slots in range(61)]
     assert times == sorted(times, reverse=True)
     assert times[-1] == sum(block.time_s for block in blocks)
 
 
-def test_what_is_found_fits_and_is_judged_by_the_simulator():
+def test_plans_fit_according_to_the_simulator():
     trace = gpt_trace(12)
     plain = simulate(trace, [True] * len(trace.ops))
-    slower = []
+    overheads_s = []
     for percent in (100, 80, 60, 40, 32):
         budget = plain.peak_bytes * percent // 100
-        found = solve_rotor(Simulator(Problem(trace)), budget)
-        assert found is not None
-        released = simulate(trace, found.keep, found.released)
-        assert released.peak_bytes == found.peak_bytes <= budget
-        assert released.extra_s == found.extra_s
-        slower.append(found.extra_s)
-    assert slower[0] == 0
-    assert slower == sorted(slower)
+        plan = solve_rotor(Simulator(Problem(trace)), budget)
+        assert plan is not None
+        simulation = simulate(trace, plan.keep, plan.released)
+        assert simulation.peak_bytes == plan.peak_bytes <= budget
+        assert simulation.extra_s == plan.extra_s
+        overheads_s.append(plan.extra_s)
+    assert overheads_s[0] == 0
+    assert overheads_s == sorted(overheads_s)
 
 
-def test_at_the_peak_of_a_checkpoint_on_every_block_it_is_no_slower():
+def test_no_slower_than_checkpoints_at_the_same_peak():
     for layers in (6, 24):
         problem = Problem(gpt_trace(layers))
-        each = Simulator(problem).run(BASELINES["every block"](problem))
-        found = solve_rotor(Simulator(problem), each.peak_bytes)
-        assert found is not None
-        assert found.extra_s <= each.extra_s + 1e-12
-        assert not found.released
-        assert max(found.simulation.replays) == 1
+        every_block = Simulator(problem).run(BASELINES["every block"](problem))
+        plan = solve_rotor(Simulator(problem), every_block.peak_bytes)
+        assert plan is not None
+        assert plan.extra_s <= every_block.extra_s + 1e-12
+        assert not plan.released
+        assert max(plan.simulation.replays) == 1
 
 
-def test_below_that_boundaries_are_made_again():
+def test_outputs_are_replayed_below_the_peak_of_checkpoints():
     problem = Problem(gpt_trace(48))
-    each = Simulator(problem).run(BASELINES["every block"](problem))
-    found = solve_rotor(Simulator(problem), each.peak_bytes * 85 // 100)
-    assert found is not None
-    assert found.released
-    assert max(found.simulation.replays) > 1
-    assert found.extra_s > each.extra_s
+    every_block = Simulator(problem).run(BASELINES["every block"](problem))
+    plan = solve_rotor(Simulator(problem), every_block.peak_bytes * 85 // 100)
+    assert plan is not None
+    assert plan.released
+    assert max(plan.simulation.replays) > 1
+    assert plan.extra_s > every_block.extra_s
 
 
-def test_names_of_modules_are_not_needed():
+def test_module_names_are_not_needed():
     trace = gpt_trace(8)
-    nameless = changed(trace, ops=tuple(replace(op, module="") for op in trace.ops))
+    unnamed = changed(trace, ops=tuple(replace(op, module="") for op in trace.ops))
     budget = simulate(trace, [True] * len(trace.ops)).peak_bytes // 2
-    found = solve_rotor(Simulator(Problem(nameless)), budget)
-    assert found is not None
-    assert 0 < found.extra_s < sum(op.time_s for op in trace.ops)
+    plan = solve_rotor(Simulator(Problem(unnamed)), budget)
+    assert plan is not None
+    assert 0 < plan.extra_s < sum(op.time_s for op in trace.ops)
 
 
-def test_there_is_none_without_blocks_or_memory():
-    nameless = replace(unet_trace(), ops=tuple(replace(op, module="") for op in unet_trace().ops))
-    assert solve_rotor(Simulator(Problem(nameless)), 1 << 50) is None
+def test_no_plan_without_blocks_or_memory():
+    unnamed = changed(unet_trace(), ops=tuple(replace(op, module="") for op in unet_trace().ops))
+    assert solve_rotor(Simulator(Problem(unnamed)), 1 << 50) is None
     assert solve_rotor(Simulator(Problem(gpt_trace(8))), 64 * KIB) is None
 
 
-def test_blocks_of_which_no_two_are_alike_are_told_by_their_names():
+def test_different_blocks_are_plan_by_module_names():
     simulator = Simulator(Problem(unet_trace()))
     plain = simulator.run(simulator.problem.keep_all())
     budget = int(0.7 * plain.peak_bytes)
-    found = solve_rotor(simulator, budget)
-    assert found is not None
-    assert found.peak_bytes <= budget
-    assert 0 < found.extra_s < simulator.problem.trace.step_s / 3  # what all of forward takes
+    plan = solve_rotor(simulator, budget)
+    assert plan is not None
+    assert plan.peak_bytes <= budget
+    assert 0 < plan.extra_s < simulator.problem.trace.step_s / 3  # less than one forward pass

@@ -1,4 +1,4 @@
-"""Ahead, behind or undecided: careful with lowtide, and never from noise."""
+"""Verdicts, the summary and the results page."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from pathlib import Path
 import pytest
 from benchmarks.harness.pages import read_why, write_page
 from benchmarks.harness.records import ModelResult, ResultsError, Run
+from benchmarks.harness.rows import write_rows
 from benchmarks.harness.summary import summary
 from benchmarks.harness.verdicts import at_equal_overhead, at_equal_peak, distance_to_bound, where_behind
+from benchmarks.planners.tables import PLANNERS, Row, page as planners_page
 
-from .synthetic import TRUTH, made_up_run
+from .synthetic import MACHINE, TRUTH, made_up_run
 
 
 def model_of(run: Run) -> ModelResult:
     return run.models["model0"]
 
 
-def test_the_quickest_plan_that_needs_no_more_memory_is_taken() -> None:
+def test_equal_peak_takes_the_fastest_plan_with_no_more_memory() -> None:
     model = model_of(made_up_run(1))
     at = {peer: at_equal_peak(model, peer) for peer in ("checkpoint", "sac", "offload", "compile")}
-    assert (at["checkpoint"].ours, at["checkpoint"].verdict) == ("planned@45", "ahead")
-    assert (at["sac"].ours, at["sac"].verdict) == ("planned@60", "ahead")
+    assert (at["checkpoint"].ours, at["checkpoint"].outcome) == ("planned@45", "ahead")
+    assert (at["sac"].ours, at["sac"].outcome) == ("planned@60", "ahead")
     assert at["offload"].ours == "planned@80"
-    assert (at["compile"].ours, at["compile"].verdict) == ("planned@45", "behind")
+    assert (at["compile"].ours, at["compile"].outcome) == ("planned@45", "behind")
 
 
-def test_a_plan_between_two_rungs_is_not_made_up() -> None:
-    truth = {**TRUTH, "sac": ("torch SAC", 1.15, 0.59)}  # a hair below the rung of 60 %
+def test_plans_are_not_interpolated() -> None:
+    truth = {**TRUTH, "sac": ("torch SAC", 1.15, 0.59)}  # slightly below the plan at 60 %
     assert at_equal_peak(model_of(made_up_run(1, truth=truth)), "sac").ours == "planned@45"
 
 
-def test_nothing_small_enough_is_out_of_reach() -> None:
+def test_a_peak_below_all_plans_is_out_of_reach() -> None:
     truth = {**TRUTH, "checkpoint": ("torch checkpoint", 1.30, 0.2)}
     model = model_of(made_up_run(1, truth=truth))
-    assert at_equal_peak(model, "checkpoint").verdict == "out of reach"
+    assert at_equal_peak(model, "checkpoint").outcome == "out of reach"
     assert [one.variant for one in where_behind("model0", model)] == ["checkpoint", "compile"]
 
 
@@ -44,25 +46,25 @@ def test_equal_times_are_undecided_in_both_tables() -> None:
     truth = {**TRUTH, "checkpoint": ("torch checkpoint", 1.12, 0.5)}
     for seed in range(20):
         model = model_of(made_up_run(seed, truth=truth))
-        assert at_equal_peak(model, "checkpoint").verdict == "undecided"
-        # Now and then the rung of 45 % is measured slower by chance, and the next one needs more memory.
-        assert at_equal_overhead(model, "checkpoint").verdict in ("undecided", "behind")
+        assert at_equal_peak(model, "checkpoint").outcome == "undecided"
+        # By chance the plan at 45 % may be measured slower; the next one needs more memory.
+        assert at_equal_overhead(model, "checkpoint").outcome in ("undecided", "behind")
 
 
 def test_few_rounds_decide_nothing() -> None:
     model = model_of(made_up_run(1, rounds=2))
-    assert at_equal_peak(model, "checkpoint").verdict == "undecided"
-    assert at_equal_overhead(model, "checkpoint").verdict == "undecided"
+    assert at_equal_peak(model, "checkpoint").outcome == "undecided"
+    assert at_equal_overhead(model, "checkpoint").outcome == "undecided"
 
 
-def test_the_smallest_plan_that_is_no_slower_is_taken() -> None:
+def test_equal_overhead_takes_the_smallest_plan_that_is_no_slower() -> None:
     model = model_of(made_up_run(1, noise=0.003))  # SAC and the plan of 45 % are 3 % apart
-    assert (at_equal_overhead(model, "checkpoint").ours, at_equal_overhead(model, "checkpoint").verdict) == (
+    assert (at_equal_overhead(model, "checkpoint").ours, at_equal_overhead(model, "checkpoint").outcome) == (
         "planned@45",
-        "undecided",  # quicker, with the same peak
+        "undecided",  # faster, with the same peak
     )
-    assert (at_equal_overhead(model, "sac").ours, at_equal_overhead(model, "sac").verdict) == ("planned@45", "ahead")
-    assert at_equal_overhead(model, "compile").verdict == "out of reach"
+    assert (at_equal_overhead(model, "sac").ours, at_equal_overhead(model, "sac").outcome) == ("planned@45", "ahead")
+    assert at_equal_overhead(model, "compile").outcome == "out of reach"
 
 
 def test_faults_of_lowtide_are_listed() -> None:
@@ -70,29 +72,27 @@ def test_faults_of_lowtide_are_listed() -> None:
     model.variants["planned@45"].exact = False
     model.variants["online@60"].error = "BudgetError: a budget cannot be met. What helps: more."
     model.variants["planned@80"].own_peak_bytes = (model.variants["planned@80"].asked_bytes or 0) + 1
-    found = {one.variant: one.sentence for one in where_behind("model0", model) if one.variant != "compile"}
-    assert found == {
+    faults = {one.variant: one.sentence for one in where_behind("model0", model) if one.variant != "compile"}
+    assert faults == {
         "planned@45": "loss or gradients differ from plain's",
         "online@60": "BudgetError: a budget cannot be met.",
-        "planned@80": "its peak is over the budget",
+        "planned@80": "the peak is over the budget",
     }
 
 
-def test_the_page_has_reasons_from_the_file_beside_what_is_behind(tmp_path: Path) -> None:
+def test_the_page_has_reasons_for_results_in_which_lowtide_is_behind(tmp_path: Path) -> None:
     why = tmp_path / "why.md"
-    why.write_text(
-        "# Why\n\n## */compile\n\nFused kernels\nsave memory traffic.\n\n## model1/compile\n\nSo too here.\n"
-    )
-    assert read_why(why) == {"*/compile": "Fused kernels save memory traffic.", "model1/compile": "So too here."}
+    why.write_text("# Why\n\n## */compile\n\nFused kernels\nsave memory traffic.\n\n## model1/compile\n\nHere too.\n")
+    assert read_why(why) == {"*/compile": "Fused kernels save memory traffic.", "model1/compile": "Here too."}
     assert read_why(tmp_path / "missing.md") == {}
-    write_page(made_up_run(1), tmp_path / "RESULTS.md", tmp_path / "pictures", why)
+    write_page(made_up_run(1), tmp_path / "RESULTS.md", tmp_path / "plots", why)
     lines = (tmp_path / "RESULTS.md").read_text().splitlines()
     behind = {line.split("**")[1]: line for line in lines if line.startswith("- **")}
     assert "*Why: Fused kernels save memory traffic.*" in behind["model0 / compile"]
-    assert behind["model1 / compile"].endswith("*Why: Fused kernels save memory traffic.* *Why: So too here.*")
+    assert behind["model1 / compile"].endswith("*Why: Fused kernels save memory traffic.* *Why: Here too.*")
     for name in ("model0", "model1", "model2"):
-        assert f"(pictures/{name}.png)" in "\n".join(lines)
-        assert (tmp_path / "pictures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"(plots/{name}.png)" in "\n".join(lines)
+        assert (tmp_path / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_reading_results_needs_no_torch() -> None:
@@ -100,12 +100,12 @@ def test_reading_results_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
 
 
-def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_results_are_equal_after_save_and_load(tmp_path: Path) -> None:
     run = made_up_run(1)
     run.save(tmp_path / "results.json")
     assert Run.load(tmp_path / "results.json") == run
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
-    with pytest.raises(ResultsError, match="no results can be read"):
+    with pytest.raises(ResultsError, match="cannot read results from"):
         Run.load(tmp_path / "nothing.json")
 
 
@@ -114,10 +114,10 @@ def test_the_distance_to_the_lower_bound() -> None:
     assert distance_to_bound(model, "planned@45") is None
     one = model.variants["planned@45"]
     one.predicted_plain_s, one.predicted_extra_s, one.bound_extra_s = 2.0, 0.2, 0.16
-    found = distance_to_bound(model, "planned@45")
-    assert found is not None
-    assert found.predicted == pytest.approx(0.02)
-    assert found.measured == pytest.approx(model.ratio("planned@45") - 1.08)
+    distance = distance_to_bound(model, "planned@45")
+    assert distance is not None
+    assert distance.predicted == pytest.approx(0.02)
+    assert distance.measured == pytest.approx(model.ratio("planned@45") - 1.08)
 
 
 def test_the_summary_has_five_lines_and_counts_every_comparison() -> None:
@@ -141,10 +141,9 @@ def test_the_summary_of_a_run_without_peers_and_plans() -> None:
     assert all("not measured" in line for line in lines)
 
 
-def test_the_page_has_the_distances_the_noise_and_the_set_up(tmp_path: Path) -> None:
+def test_the_page_has_distances_noise_and_set_up(tmp_path: Path) -> None:
     truth = {**TRUTH, "plain-again": ("plain", 1.0, 1.0), "planned@half": ("lowtide planned", 1.02, 0.55)}
     run = made_up_run(1, truth=truth, noise=0.001, models=1)
-    run.settings["set_up"] = {"checkpoint": "As its\ndocumentation says."}
     one = run.models["model0"].variants["planned@half"]
     one.predicted_plain_s, one.predicted_extra_s, one.bound_extra_s = 2.0, 0.06, 0.02
     run.models["model0"].variants["planned@smallest"].error = "BudgetError: too small. Ask for more."
@@ -152,15 +151,16 @@ def test_the_page_has_the_distances_the_noise_and_the_set_up(tmp_path: Path) -> 
     page = (tmp_path / "RESULTS.md").read_text()
     assert page.splitlines()[2:7] == [f"- {line}" for line in summary(run.models)]
     assert f"(`plain-again`): model0 × {run.models['model0'].ratio('plain-again'):.3f}." in page
-    assert "- **checkpoint**: As its documentation says." in page
+    assert "- **checkpoint**: `torch.utils.checkpoint` on every block" in page
+    assert "- **planned**: `plan = lowtide.plan(model, batch, budget)`" in page
     overhead = run.models["model0"].ratio("planned@half") - 1
     cells = f"{100 * overhead:.1f} % | 3.0 % | 1.0 % | +2.0 pp | {100 * (overhead - 0.01):+.1f} pp |"
     assert f"| model0 | planned@half | 55.0 % | {cells}" in page
     assert "| model0 | planned@smallest |  |  |  |  |  | BudgetError: too small. |" in page
-    assert "9 rounds in turn" in page
+    assert "; 9 rounds" in page
 
 
-def test_results_without_plain_steps_beside_each_are_still_read(tmp_path: Path) -> None:
+def test_results_without_neighbouring_plain_steps_use_those_of_the_round(tmp_path: Path) -> None:
     run = made_up_run(1)
     for one in run.models["model0"].variants.values():
         one.beside_cpu_s.clear()
@@ -169,3 +169,18 @@ def test_results_without_plain_steps_beside_each_are_still_read(tmp_path: Path) 
     plain = model.plain.cpu_s
     assert model.ratios("sac") == [a / b for a, b in zip(model.variants["sac"].cpu_s, plain, strict=True)]
     assert model.ratio_of_minima("sac") == min(model.variants["sac"].cpu_s) / min(plain)
+
+
+def test_the_page_of_the_standard_models_has_the_planners_if_they_were_compared(tmp_path: Path) -> None:
+    run, page, plots = made_up_run(1, models=1), tmp_path / "RESULTS.md", tmp_path / "results" / "peers"
+    heading = "## Greedy and knapsack beside MILP on the same traces"
+    overheads = dict.fromkeys(PLANNERS, 0.05)
+    row = Row("gpt2", "GPT-2", 60, 60, 100, 10, overheads, dict.fromkeys(PLANNERS, 1.0), bound=0.03)
+    write_rows(tmp_path / "results" / "planners.json", [row], MACHINE, planners_page)
+    write_page(run, page, plots)
+    assert heading not in page.read_text()
+    run.settings["catalogue"] = "standard"
+    write_page(run, page, plots)
+    assert heading in page.read_text()
+    assert "| 60 % | 5.0 % | 5.0 % | 5.0 % | 5.0 % | 5.0 % | 3.0 % |" in page.read_text()
+    assert "](results/planners.md)" in page.read_text()
