@@ -22,12 +22,12 @@ WIDTH = 110
 # (module, heading, pages that explain it, names); names of None: all of `__all__` that earlier groups do not have
 GROUPS: list[tuple[str, str, str, list[str] | None]] = [
     ("lowtide", "Models", "../how-to/fit.md", ["fit", "unfit", "report", "Report", "plan", "Plan", "frontier"]),
-    ("lowtide", "Scopes", "../how-to/budget.md ../how-to/rules.md", ["budget", "saving", "allow_replay"]),
+    ("lowtide", "Scopes", "../how-to/budget.md ../how-to/policies.md", ["budget", "saving", "allow_replay"]),
     ("lowtide", "Functions", "../how-to/from-torch-checkpoint.md", ["checkpoint", "checkpoint_sequential"]),
     (
         "lowtide",
-        "Rules",
-        "../how-to/rules.md",
+        "Policies",
+        "../how-to/policies.md",
         ["KeepAll", "KeepNone", "EveryN", "Selective", "Segments", "SaveOps", "Policy", "OpInfo", "Decision"],
     ),
     (
@@ -61,8 +61,8 @@ GROUPS: list[tuple[str, str, str, list[str] | None]] = [
     ("lowtide.reporting.frontier", "Result of `frontier`", "../how-to/fit.md", ["Frontier", "Point"]),
     ("lowtide.stores", "Stores", "../how-to/budget.md ../how-to/choosing.md", None),
     ("lowtide.codecs", "Codecs", "../how-to/budget.md ../how-to/choosing.md", None),
-    ("lowtide.chain", "Chains of step functions", "../chains.md", None),
-    ("lowtide.chain.schedules", "Schedules", "../chains.md", None),
+    ("lowtide.chain", "Chains of step functions", "chains.md", None),
+    ("lowtide.chain.schedules", "Schedules", "chains.md", None),
 ]
 
 

@@ -1,9 +1,9 @@
-"""A small ResNet with batch norm, trained with gradient accumulation in less than half of its memory.
+"""Train a small ResNet with batch norm and gradient accumulation in less than half of its memory.
 
     python examples/fit_vision.py [--share 0.45] [--steps 4]
 
-Trains the same network twice: plainly, and fitted to a share of the peak that the plain run had. Losses, weights and
-batch norm's statistics are compared bit by bit; a difference ends the script with an error.
+Trains the same network twice: with plain PyTorch, and fitted to a share of the plain peak. Losses, weights and batch
+norm statistics are compared bit by bit. A difference ends the script with an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
-    """An ordinary loop, which knows nothing of lowtide."""
+    """Run a training loop without any code for lowtide."""
     data = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(steps):
@@ -59,7 +59,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> lis
     return losses
 
 
-def plainly(steps: int) -> tuple[list[float], dict[str, torch.Tensor], int]:
+def train_plain(steps: int) -> tuple[list[float], dict[str, torch.Tensor], int]:
     model, optimizer = make()
     with PeakMeter(model.parameters()) as meter:
         losses = train(model, optimizer, steps)
@@ -68,17 +68,17 @@ def plainly(steps: int) -> tuple[list[float], dict[str, torch.Tensor], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--share", type=float, default=0.45, help="the budget, as a share of the plain run's peak")
-    parser.add_argument("--steps", type=int, default=4, help=f"of the optimizer, {MICRO_BATCHES} micro-batches each")
+    parser.add_argument("--share", type=float, default=0.45, help="budget as a share of the plain peak")
+    parser.add_argument("--steps", type=int, default=4, help=f"optimizer steps of {MICRO_BATCHES} micro-batches each")
     options = parser.parse_args()
     torch.set_num_threads(1)
 
-    losses, state, plain_peak = plainly(options.steps)
+    losses, state, plain_peak = train_plain(options.steps)
     gc.collect()
-    held = sum(tensor.nbytes for tensor in state.values())  # to compare with; a budget counts it, as it does everything
+    held = sum(tensor.nbytes for tensor in state.values())  # the budget counts this copy too
 
     model, optimizer = make()
-    lowtide.fit(model, budget=int(options.share * plain_peak) + held, optimizer=optimizer)  # the one line
+    lowtide.fit(model, budget=int(options.share * plain_peak) + held, optimizer=optimizer)  # the added line
     ours = train(model, optimizer, options.steps)
 
     report = lowtide.report(model)
@@ -88,7 +88,7 @@ def main() -> None:
     equal = losses == ours and all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     print(f"losses, weights and statistics bit-equal: {equal}")
     if not equal:
-        raise SystemExit("the fitted run differs from the plain one")
+        raise SystemExit("the fitted run differs from the plain run")
 
 
 if __name__ == "__main__":

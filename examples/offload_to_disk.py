@@ -1,9 +1,9 @@
-"""One training step under the same byte budget three ways: recompute, exact codecs, and a disk.
+"""Train under one memory budget in three ways: recompute, exact codecs, and a disk.
 
     python examples/offload_to_disk.py [--share 0.4] [--directory DIR]
 
-`lowtide.budget` needs no plan. What has to leave memory is made again, held in fewer bits, or written to a private
-file and read back before backward asks for it. Each way is compared, bit by bit, with the plain step.
+`lowtide.budget` needs no plan. Evicted values are recomputed, compressed, or written to a private file and prefetched
+before backward unpacks them. The gradients of each way are compared bit by bit with those of plain PyTorch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 def train(model: nn.Module, x: torch.Tensor, scope: Any) -> list[torch.Tensor]:
-    """The gradients of a few steps, added up."""
+    """Return the sum of the gradients of a few steps."""
     model.zero_grad()
     torch.manual_seed(3)  # for dropout
     for _ in range(STEPS):
@@ -47,8 +47,8 @@ def train(model: nn.Module, x: torch.Tensor, scope: Any) -> list[torch.Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--share", type=float, default=0.4, help="the budget, as a share of the plain peak")
-    parser.add_argument("--directory", help="for the spill file, if not where temporary files go")
+    parser.add_argument("--share", type=float, default=0.4, help="budget as a share of the plain peak")
+    parser.add_argument("--directory", help="directory of the spill file; default: the directory for temporary files")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ def main() -> None:
         expected = train(model, x, nullcontext)
     model.zero_grad()
     gc.collect()
-    held = sum(gradient.nbytes for gradient in expected)  # to compare with: a budget counts it too
+    held = sum(gradient.nbytes for gradient in expected)  # the budget counts these gradients too
     limit = int(options.share * meter.peak_bytes) + held
     print(f"plain peak {meter.peak_bytes / 2**20:.1f} MiB, budget {(limit - held) / 2**20:.1f} MiB")
 
@@ -75,7 +75,7 @@ def main() -> None:
             equal = all(torch.equal(a, b) for a, b in zip(expected, ours, strict=True))
             print(f"\n{name}: {report.replayed_ops} ops replayed, gradients bit-equal: {equal}\n{report.budget}")
             if not equal or report.budget is None or report.budget.peak_bytes > limit:
-                raise SystemExit(f"{name}: the steps were not as promised")
+                raise SystemExit(f"{name}: the gradients differ or the budget was exceeded")
             del ours
 
 

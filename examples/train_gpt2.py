@@ -1,9 +1,9 @@
-"""A plain training loop of a Hugging Face GPT-2, with one line for lowtide.
+"""Train a Hugging Face GPT-2 under a policy, with one added line.
 
-    python examples/train_gpt2.py [--rule EveryN(2)] [--steps 5]
+    python examples/train_gpt2.py [--policy EveryN(2)] [--steps 5]
 
 Prints the loss of every step and the peak of live tensor bytes. Try KeepAll(), EveryN(1), EveryN(3) and
-SaveOps(["addmm", "mm"]): the losses are the same to the last digit, the peaks are not.
+SaveOps(["addmm", "mm"]): the losses are equal in all digits, and the peaks differ.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import transformers
 import lowtide
 from lowtide.profiling.peak_meter import PeakMeter
 
-RULES = {name: getattr(lowtide, name) for name in ("KeepAll", "KeepNone", "EveryN", "Selective", "Segments", "SaveOps")}
+POLICIES = {
+    name: getattr(lowtide, name) for name in ("KeepAll", "KeepNone", "EveryN", "Selective", "Segments", "SaveOps")
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rule", default="EveryN(2)", help="a rule of lowtide, as you would write it in Python")
+    parser.add_argument("--policy", default="EveryN(2)", help="a policy of lowtide, as a Python expression")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
-    rule = eval(options.rule, {"__builtins__": {}}, RULES)
+    policy = eval(options.policy, {"__builtins__": {}}, POLICIES)
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -36,7 +38,7 @@ def main() -> None:
     with PeakMeter(model.parameters()) as meter:
         for step in range(options.steps):
             ids = torch.randint(0, 512, (4, 128))
-            with lowtide.saving(rule):  # the one line
+            with lowtide.saving(policy):  # the added line
                 loss = model(input_ids=ids, labels=ids).loss
             loss.backward()
             optimizer.step()

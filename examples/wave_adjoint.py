@@ -1,8 +1,9 @@
 """The gradient of a 2-D wave simulation of 2000 steps, in 4 MiB instead of 281 MiB.
 
-A pulse runs through a medium; a misfit at the end is differentiated with respect to the speed of every cell
-and to the initial wave. The gradient is checked by a Taylor test, and the budget by Python's own allocator
-trace, not by lowtide's accounts. Run it: python examples/wave_adjoint.py
+    python examples/wave_adjoint.py
+
+A pulse runs through a medium. The misfit at the end is differentiated with respect to the speed in every cell and to
+the initial wave. A Taylor test checks the gradient, and `tracemalloc` measures the peak.
 """
 
 import tracemalloc
@@ -12,7 +13,7 @@ import numpy as np
 from lowtide.chain import grad, taylor_test
 
 SIZE, STEPS, BUDGET = 96, 2000, "4 MiB"
-SCRATCH = 4 * 8 * SIZE * SIZE  # what one step allocates for itself: up to four fields, measured
+SCRATCH = 4 * 8 * SIZE * SIZE  # allocated by one step: up to four fields
 
 
 def laplacian(u):
@@ -25,7 +26,7 @@ def laplacian(u):
 
 
 def make_step(medium):
-    """The state is (previous wave, wave); `medium` is (speed · Δt / Δx)² in every cell."""
+    """Return the step. The state is (previous wave, wave); `medium` is (speed · Δt / Δx)² in every cell."""
 
     def step(state, i):
         before, now = state
@@ -39,7 +40,7 @@ def make_step(medium):
 
 
 def make_adjoint_step(medium):
-    """The adjoint is (of the previous wave, of the wave, gradient of the medium so far)."""
+    """Return the adjoint step. The adjoint is (of previous wave, of wave, gradient of the medium so far)."""
 
     def adjoint_step(state, adjoint, i):
         of_now, of_after, gradient = adjoint
@@ -52,7 +53,7 @@ def make_adjoint_step(medium):
 
 
 def simulate(medium, wave, target):
-    """The misfit at the end of a plain forward run."""
+    """Return the misfit at the end of a forward run."""
     step, state = make_step(medium), (wave, wave)
     for i in range(STEPS):
         state = step(state, i)

@@ -1,10 +1,10 @@
-"""Will it fit, with which batch, and what does it cost? Asked before anything is trained.
+"""Find the largest batch that fits into a budget, and its cost, before training.
 
     python examples/will_it_fit.py [--budget "30 MiB"] [--plot frontier.png]
 
-For growing batches of a small GPT-2: the peak of a plain step, whether a plan fits into the budget, and what it would
-cost. Then the frontier of the largest batch that fits, and the proof: one step is trained by the plan, and its peak and
-gradients are compared with what was predicted and with plain PyTorch's.
+For batches of a small GPT-2, prints the plain peak, whether a plan fits into the budget, and its cost. Then prints the
+frontier of the largest batch that fits, trains one step under its plan, and compares the peak with the prediction and
+the gradients with plain PyTorch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def batch_of(rows: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def unpack(model: torch.nn.Module, rows: int, budget: str) -> lowtide.Plan | None:
-    """Print what this batch would take; the plan, if there is one."""
+def plan_batch(model: torch.nn.Module, rows: int, budget: str) -> lowtide.Plan | None:
+    """Print the prediction for a batch. Return the plan, or None if no plan fits."""
     try:
         plan = lowtide.plan(model, batch_of(rows), budget, deadline_s=2)
     except lowtide.BudgetError as error:
@@ -37,7 +37,7 @@ def unpack(model: torch.nn.Module, rows: int, budget: str) -> lowtide.Plan | Non
         return None
     extra = plan.predicted_step_s / plan.plain_step_s - 1
     plain, peak = mib(plan.plain_peak_bytes), mib(plan.predicted_peak_bytes)
-    print(f"batch {rows:3}   yes; {plain} plainly, {peak} by plan, predicted to take {extra:.1%} more time")
+    print(f"batch {rows:3}   yes; plain peak {plain}, planned peak {peak}, {extra:.1%} more time")
     return plan
 
 
@@ -51,7 +51,7 @@ def gradients(model: torch.nn.Module, rows: int) -> list[torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", default="30 MiB")
-    parser.add_argument("--plot", metavar="FILE", help="write the frontier as a picture")
+    parser.add_argument("--plot", metavar="FILE", help="write a plot of the frontier")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def main() -> None:
     print(f"a budget of {options.budget} for all live tensors\n")
     found: tuple[int, lowtide.Plan] | None = None
     for rows in (8, 16, 32, 64):
-        plan = unpack(model, rows, options.budget)
+        plan = plan_batch(model, rows, options.budget)
         if plan is None:
             break
         found = rows, plan
@@ -71,19 +71,19 @@ def main() -> None:
     rows, plan = found
 
     frontier = lowtide.frontier(model, batch_of(rows), points=3, deadline_s=2)
-    print(f"\nbatch {rows}, time against memory\n{frontier}")
+    print(f"\nbatch {rows}, step time against memory\n{frontier}")
     if options.plot:
         frontier.plot(options.plot)
 
     expected = gradients(model, rows)
-    held = sum(gradient.nbytes for gradient in expected)  # to compare with: a budget counts it too
+    held = sum(gradient.nbytes for gradient in expected)  # the budget counts these gradients too
     lowtide.fit(model, budget=plan.budget_bytes + held, plan=plan)
     equal = all(torch.equal(a, b) for a, b in zip(expected, gradients(model, rows), strict=True))
     measured = (lowtide.report(model).measured_peak_bytes or 0) - held
     print(f"\npeak {mib(measured)} measured, {mib(plan.predicted_peak_bytes)} predicted")
     print(f"gradients bit-equal to plain PyTorch's: {equal}")
     if not equal or measured > plan.budget_bytes:
-        raise SystemExit("the step was not as promised")
+        raise SystemExit("the gradients differ or the budget was exceeded")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every test starts from."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 
 def pytest_collection_finish() -> None:
-    """Have the garbage collector, which is called often here, leave alone all that was imported."""
+    """Exclude imported objects from garbage collection, which tests call often."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Kernels then reduce in one order, and two workers share two cores."""
+    """Use one thread: kernels reduce in a fixed order, and two workers share two cores."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

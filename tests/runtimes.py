@@ -1,4 +1,4 @@
-"""The parts of the current runtime that tests look at."""
+"""Parts of the current runtime, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks run; what they measure is for people to read."""
+"""The benchmarks run. Their results are not checked."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def name_of(page: Path) -> str:
 
 def run(page: Path, packages: tuple[str, ...] = ()) -> None:
     """Run the blocks of a page, including those that need one of these packages."""
-    gc.collect()  # a budget counts the tensors that other pages have left
+    gc.collect()  # a budget counts tensors of other pages too
     text = page.read_text()
     names: dict[str, Any] = {}
     printed = None
@@ -64,7 +64,7 @@ def labels(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_blocks_run_and_print_what_they_say(page: Path) -> None:
+def test_blocks_run_and_print_the_shown_output(page: Path) -> None:
     run(page)
 
 
@@ -103,11 +103,11 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
         assert (ROOT / path).exists() or (ROOT / "src" / "lowtide" / path).exists(), path
 
 
-def test_every_answer_names_the_test_that_covers_it() -> None:
+def test_every_faq_entry_names_its_test() -> None:
     questions = (ROOT / "docs" / "explanation" / "faq.md").read_text().split("\n### ")[1:]
     assert len(questions) >= 22
-    for answer in questions:
-        assert any(name for _, name in NAMED_TEST.findall(answer)), answer.splitlines()[0]
+    for entry in questions:
+        assert any(name for _, name in NAMED_TEST.findall(entry)), entry.splitlines()[0]
 
 
 def test_the_costs_of_budgets_are_those_of_the_benchmark() -> None:

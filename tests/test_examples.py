@@ -1,4 +1,4 @@
-"""The examples run as they are, and show what they say. One that differs from plain PyTorch ends with an error.
+"""The examples run and show the documented results. An example that differs from plain PyTorch ends with an error.
 
 `wave_adjoint.py` is run in tests/chain/test_adjoint_uses.py.
 """
@@ -28,7 +28,7 @@ def number(pattern: str, text: str) -> float:
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.name)
-def test_examples_are_short_and_say_what_they_are_for(example: Path) -> None:
+def test_examples_are_short_and_have_a_docstring(example: Path) -> None:
     text = example.read_text()
     assert len(text.splitlines()) <= 100
     assert text.startswith('"""')
@@ -36,7 +36,7 @@ def test_examples_are_short_and_say_what_they_are_for(example: Path) -> None:
 
 
 def test_train_gpt2_gives_the_same_losses_in_less_memory() -> None:
-    plain, ours = (run("train_gpt2.py", "--rule", rule, "--steps", "3") for rule in ("KeepAll()", "EveryN(2)"))
+    plain, ours = (run("train_gpt2.py", "--policy", policy, "--steps", "3") for policy in ("KeepAll()", "EveryN(2)"))
     assert re.findall(r"loss .*", plain) == re.findall(r"loss .*", ours)
     assert len(re.findall(r"loss .*", plain)) == 3
     peaks = [number(r"peak ([\d.]+)", out) for out in (plain, ours)]
@@ -51,7 +51,7 @@ def test_fit_vision_trains_the_same_in_its_share() -> None:
     )  # one digit is shown
 
 
-def test_will_it_fit_says_yes_and_no_and_keeps_its_word(tmp_path: Path) -> None:
+def test_will_it_fit_predicts_both_outcomes_correctly(tmp_path: Path) -> None:
     out = run("will_it_fit.py", "--plot", str(tmp_path / "frontier.png"))
     assert re.search(r"batch +8 +yes", out)
     assert re.search(r"batch +64 +no; the smallest budget that works is [\d.]+ MiB", out)

@@ -1,4 +1,4 @@
-"""Every private name of torch that the engine stands on. If a release breaks one, this says which."""
+"""Every private name of torch that lowtide uses. A failure shows which one a release has broken."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_wrap_backward_and_makes_graph() -> None:
     assert seen == [True, False, False]
 
 
-def test_is_alone() -> None:
+def test_is_unshared() -> None:
     x = torch.ones(3)
     assert p.is_unshared(x)
     view = x[1:]
@@ -203,7 +203,7 @@ def test_only_traced() -> None:
     assert not p.is_tracing_only()
 
 
-def test_put_back_hook() -> None:
+def test_reinstall_hook() -> None:
     from torch.nn.modules.module import register_module_forward_hook
 
     calls: list[str] = []
@@ -239,7 +239,7 @@ def test_hidden_views_share_memory() -> None:
         assert made.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
-def test_kernels_called_from_a_mode_count_what_they_write_as_often_as_without_one() -> None:
+def test_kernels_called_from_a_mode_increase_versions_like_without_one() -> None:
     class Through(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return p.kernel_of(func)(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Train PyTorch models within a memory budget, with bit-identical gradients.
+"""Train PyTorch models within a memory budget, with bit-equal gradients.
 
 This file lists all public names. Each name is imported on first use, so that `lowtide.chain`, which
 works on plain arrays, does not import torch.

@@ -13,6 +13,8 @@ LowtideError
 ├── MissingCheckpointError (LookupError)   a chain needs a checkpoint that was not stored
 └── MissingPackageError    (ImportError)   an optional package is not installed
 
+LowtideWarning             (UserWarning)   a warning
+
 Each error also inherits from the built-in exception in parentheses. `except RuntimeError` around a
 backward pass therefore also catches the errors of lowtide that can occur there.
 """

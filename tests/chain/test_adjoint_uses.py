@@ -73,7 +73,7 @@ def test_report_text():
 
 
 def test_progress_writes_lines_without_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("lowtide.chain._progress._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("lowtide.chain._progress.SECONDS_BETWEEN_LINES", 0.0)
     grad(step, adjoint_step, X0, 10, adjoint=X0, slots=9, progress=True)
     captured = capsys.readouterr()
     assert captured.out == ""

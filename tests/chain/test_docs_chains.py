@@ -1,4 +1,4 @@
-"""Every block of docs/chains.md runs, and prints what the page says it prints."""
+"""Every code block of docs/reference/chains.md runs and prints the output shown on the page."""
 
 import contextlib
 import io
@@ -10,11 +10,11 @@ import pytest
 import lowtide
 from lowtide import chain
 
-PAGE = Path(__file__).parents[2] / "docs" / "chains.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "chains.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_every_block_runs_and_prints_what_it_says():
+def test_every_block_runs_and_prints_the_shown_output():
     blocks = [
         (match[1], match[2], PAGE.read_text()[: match.start()].count("\n") + 2)
         for match in BLOCK.finditer(PAGE.read_text())
@@ -26,7 +26,7 @@ def test_every_block_runs_and_prints_what_it_says():
         if kind == "text":
             assert printed == text, f"line {line}"
             continue
-        assert kind == "python", f"line {line}: a block that nobody runs"
+        assert kind == "python", f"line {line}: a block that is not run"
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             exec(compile("\n" * (line - 1) + text, str(PAGE), "exec"), names)
@@ -38,9 +38,9 @@ def test_every_public_name_exists_and_has_a_docstring(name):
     assert getattr(chain, name).__doc__
 
 
-def test_the_table_of_old_names_points_to_what_exists():
-    table = PAGE.read_text().split("## Coming from elsewhere")[1]
-    ours = [row.rsplit("|", 2)[1] for row in table.splitlines() if row.startswith("| ") and "there" not in row]
+def test_the_table_of_old_names_lists_existing_names():
+    table = PAGE.read_text().split("## Names in other libraries")[1]
+    ours = [row.rsplit("|", 2)[1] for row in table.splitlines() if row.startswith("| ") and "original" not in row]
     words = set(re.findall(r"\b(Checkpointer|ActivationStore|Segments|EveryN|Selective|KeepAll|KeepNone)\b", str(ours)))
     assert len(ours) >= 20
     assert all(hasattr(chain, word) or hasattr(lowtide, word) for word in words)

@@ -127,7 +127,7 @@ def test_stored_bytes_and_restored_dtype(library, tier, precision, ratio):
         assert store.bytes_stored <= ratio * values.nbytes + nan_bytes
         assert store.bytes_avoided == values.nbytes - store.bytes_stored
         if tier == "disk":
-            assert store._scratch.file_bytes == store.bytes_stored
+            assert store.scratch.file_bytes == store.bytes_stored
         restored = store.get("x")
     assert type(restored) is type(x)
     assert restored.dtype == x.dtype

@@ -123,10 +123,10 @@ class StoreAgainstModel(RuleBasedStateMachine):
         for key, (size, _, cost, pinned) in self.model.items():
             entry = self.store.entry(key)
             assert (entry.nbytes, entry.cost, entry.pinned) == (size, cost, pinned)
-        if self.store._scratch is not None:
-            scratch = self.store._scratch
+        if self.store.scratch is not None:
+            scratch = self.store.scratch
             assert scratch.file_bytes - scratch.free_bytes == nbytes
-            assert os.fstat(scratch._file.fileno()).st_size == scratch.file_bytes
+            assert os.fstat(scratch.file.fileno()).st_size == scratch.file_bytes
 
     def teardown(self):
         if hasattr(self, "store"):
@@ -262,7 +262,7 @@ def test_error_for_missing_key_lists_stored_keys():
         ({"tier": "tape"}, "tier is 'memory' or 'disk', not 'tape'"),
         ({"directory": "."}, "directory= needs tier='disk'"),
         ({"tier": "disk", "directory": "/nowhere/at/all"}, "cannot write in '/nowhere/at/all'"),
-        ({"budget": 0.5}, "a size is an int in bytes or a string"),
+        ({"budget": 0.5}, r"a size must be an int \(bytes\) or a string"),
     ],
 )
 def test_invalid_options(options, message):
@@ -329,14 +329,14 @@ def test_scratch_file_is_private_and_has_no_name(tmp_path):
     store = ActivationStore(tier="disk", directory=tmp_path)
     store.put(0, array(100))
     assert list(tmp_path.iterdir()) == []
-    status = os.fstat(store._scratch._file.fileno())
+    status = os.fstat(store.scratch.file.fileno())
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert status.st_nlink == 0
 
 
 def test_scratch_file_is_closed_when_the_store_is_deleted():
     store = ActivationStore(tier="disk")
-    file = store._scratch._file
+    file = store.scratch.file
     del store
     gc.collect()
     assert file.closed
@@ -368,10 +368,10 @@ def test_freed_disk_space_is_reused():
         store.remove(1)
         store.remove(2)  # frees 500 adjacent bytes
         store.put("x", array(450, 9))
-        assert store._scratch.file_bytes == 1000
+        assert store.scratch.file_bytes == 1000
         assert [int(store.get(key)[0]) for key in (0, 3, "x")] == [0, 3, 9]
         store.clear()
-        assert store._scratch.file_bytes == 0
+        assert store.scratch.file_bytes == 0
 
 
 def test_full_disk_leaves_stored_data_intact(tmp_path):
@@ -389,7 +389,7 @@ for key in ("a", "b"):
     with pytest.raises(DiskFullError) as caught:
         store.put(key, [np.zeros(30_000, dtype="uint8"), np.full(20_000, 2, dtype="uint8")])
 assert "Stored data is intact" in str(caught.value), caught.value
-assert store.keys() == ("a",) and store.bytes_stored == 60_000 and store._scratch.file_bytes == 60_000
+assert store.keys() == ("a",) and store.bytes_stored == 60_000 and store.scratch.file_bytes == 60_000
 assert (store.get("a") == 1).all()
 store.put("c", np.full(40_000, 3, dtype="uint8"))
 assert (store.get("c") == 3).all()

@@ -65,7 +65,7 @@ def test_budget_is_required(lowtide_command: Command) -> None:
         (["own_models:returns_dict"], "returned an object of type dict: it must return (model, batch)"),
         (["own_models:returns_wrong_order"], "returned a tuple of Tensor, Sequential: it must return (model, batch)"),
         (["own_models:returns_three"], "returned a tuple of Sequential, Tensor, int"),
-        (["own_models:build"], "the output has no .loss, and is not a scalar"),
+        (["own_models:build"], "the output has no .loss and is not a scalar"),
         (["own_models:build"], "on the command line: --loss package.module:function"),
         (["--hf", "nowhere.json"], "'nowhere.json' cannot be read: No such file or directory"),
         (["--hf", "."], "'.' cannot be read: Is a directory"),

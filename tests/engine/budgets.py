@@ -1,4 +1,4 @@
-"""Steps within budgets, and memory budgets that evict at random."""
+"""Steps within a budget, and memory budgets that evict at random."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .steps import Step, run_step
 
 
 def fixed_bytes(model: nn.Module, batch: Any) -> int:
-    """Parameters, buffers and batch, each storage once."""
+    """Return the bytes of parameters, buffers and batch. Each storage counts once."""
     own = Ledger()
     own.count_all([*model.parameters(), *model.buffers(), *tree_leaves(batch)])
     return own.live_bytes
 
 
 class above(lowtide.budget):  # noqa: N801
-    """A budget of so much more than all tensors of the process have, the test's own included, when it opens."""
+    """A budget of `more` bytes above the live bytes of the process when it opens."""
 
     def __init__(self, more: int, **options: Any) -> None:
         super().__init__(more, **options)
@@ -43,7 +43,7 @@ class above(lowtide.budget):  # noqa: N801
 
 
 def step_within(model: nn.Module, batch: Any, plain: Step, share: float, **options: Any) -> tuple[Step, int]:
-    """A step with `share` of plain's activation memory; and the budget, without what only the test holds."""
+    """Run a step with `share` of the plain activation memory. Return it and its budget without tensors of the test."""
     fixed = fixed_bytes(model, batch)
     activations = int(share * (plain.peak_bytes - fixed))
     return run_step(model, batch, above(activations, **options)), fixed + activations
@@ -87,7 +87,7 @@ class random_eviction(lowtide.budget):  # noqa: N801
         super().__init__(2**60, **options)
         self.seed = seed
         self.share = share
-        if self._chooser is not None:  # also where it does not pay
+        if self._chooser is not None:  # also where recomputing would be cheaper
             self._chooser = Chooser(self._chooser.allowed, min_ratio=1.01, min_saved_bytes=1, min_bytes_per_second=1)
 
     def open_budget(self) -> MemoryBudget:

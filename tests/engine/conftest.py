@@ -1,4 +1,4 @@
-"""What every test of the engine starts from."""
+"""Fixtures of the engine tests."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.runtimes import pool
 
 @pytest.fixture(autouse=True)
 def empty_pool() -> None:
-    """Values that other tests leave alive must not be evicted: some programs make graphs that torch never frees."""
+    """Remove values of earlier tests from the pool. Some programs create graphs that torch never frees."""
     pool().clear()

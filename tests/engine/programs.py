@@ -1,8 +1,8 @@
 """Random tensor programs for the fuzz test: a strategy that draws them and an interpreter that runs them.
 
-A program is a list of instructions over a growing list of live tensors. Which tensor an instruction takes is
-drawn as a number and reduced modulo the candidates that fit, so that every drawn program means something and
-shrinks well. Running one twice from the same seed does the same thing twice.
+A program is a list of instructions over a growing list of live tensors. The argument of an instruction is a number,
+reduced modulo the number of suitable tensors, so every drawn program is valid and shrinks well. The same seed gives the
+same run.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import lowtide
 
-ROWS, COLS = 32, 48  # one tensor is larger than a generator's state, so that random ops are really replayed
+ROWS, COLS = 32, 48  # one tensor is larger than a generator state, so that random ops are replayed
 Tensor = torch.Tensor
 
 
 @dataclass
 class Machine:
-    """The live tensors of one run, and memory that belongs to nobody's graph."""
+    """The live tensors of one run, and memory outside all graphs."""
 
     live: list[Tensor]
     leaves: list[Tensor]
@@ -76,7 +76,7 @@ class Cube(torch.autograd.Function):
 
 
 class Sneaky(torch.autograd.Function):
-    """Keeps state on ctx itself, past every hook."""
+    """Keeps state on ctx, which saved-tensor hooks do not receive."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -259,8 +259,10 @@ def special_buffer_swap(m: Machine, a: int, b: int) -> Tensor | None:
 
 
 def special_data_write(m: Machine, a: int, b: int) -> Tensor | None:
-    """Past the version counter. Only on memory from outside: of what autograd saved, plain PyTorch would
-    silently use the overwritten content, where a recompute gives what forward had."""
+    """Write without a change of the version counter, only to memory from outside.
+
+    For a value that autograd saved, plain PyTorch would use the overwritten content, and a recompute the original.
+    """
     m.outside.data.mul_(1.5)
     return None
 
@@ -452,7 +454,7 @@ programs = st.lists(instructions, min_size=1, max_size=24)
 
 
 def by_hash(salt: int, share: int) -> Callable[[lowtide.OpInfo], lowtide.Decision]:
-    """A policy without rhyme or reason: each op kept or not by its index alone."""
+    """A policy that keeps ops by a hash of their index."""
 
     def decide(op: lowtide.OpInfo) -> lowtide.Decision:
         kept = (op.index * 2654435761 + salt * 40503) % 97 < share
@@ -463,7 +465,7 @@ def by_hash(salt: int, share: int) -> Callable[[lowtide.OpInfo], lowtide.Decisio
 
 
 class Layer(torch.nn.Module):
-    """A few instructions of a program as a module, for the policies that go by layers."""
+    """A few instructions of a program as a module, for policies with layers."""
 
     def __init__(self, instructions: list[Instruction]) -> None:
         super().__init__()
@@ -475,7 +477,7 @@ class Layer(torch.nn.Module):
 
 
 def run_in_layers(program: list[Instruction], machine: Machine, length: int) -> None:
-    """Run a program, its first instruction outside all layers."""
+    """Run a program in layers, with the first instruction outside all layers."""
     for instruction in program[:1]:
         instruction.run(machine)
     for start in range(1, len(program), length):
@@ -492,7 +494,7 @@ policies = st.one_of(
     st.just(lowtide.KeepNone()),
     st.just(lowtide.KeepAll()),
     st.just(lowtide.Selective(min_cost_us=3, cost=lambda op: 1.0)),
-    st.just(lowtide.Selective(min_cost_us=20)),  # measured: remembers its answers where programs go one way
+    st.just(lowtide.Selective(min_cost_us=20)),  # measures costs
     st.builds(lambda n, k: lowtide.Segments.uniform(n, k), st.integers(0, 40), st.integers(0, 5)),
     st.lists(st.integers(0, 40), max_size=3).map(lambda xs: lowtide.Segments([(x, x + 6) for x in xs])),
     st.builds(by_hash, st.integers(0, 1000), st.sampled_from([15, 50, 85])),

@@ -1,4 +1,4 @@
-"""Running one training step and comparing everything that can be seen of it."""
+"""Run one training step, and compare all its observable results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_step(
     backward_inside: bool = False,
     seed: int = 3,
 ) -> Step:
-    """One step from the state that the model is in; the model is put back afterwards."""
+    """Run one step and restore the model afterwards."""
     before = {k: v.detach().clone() for k, v in [*model.named_buffers(), *model.named_parameters()]}
     model.zero_grad(set_to_none=True)
     torch.manual_seed(seed)
@@ -75,7 +75,7 @@ def run_step(
 
 
 def assert_equal(plain: Step, ours: Step) -> None:
-    """Bit-equal in everything but the peak."""
+    """Assert that two steps are bit-equal except for the peak."""
     assert torch.equal(plain.loss, ours.loss)
     assert plain.grads.keys() == ours.grads.keys()
     for name, grad in plain.grads.items():
@@ -88,7 +88,7 @@ def assert_equal(plain: Step, ours: Step) -> None:
 
 
 def assert_close(plain: Step, ours: Step, share: float = 0.05) -> None:
-    """The same forward; gradients that are off by a small share, because a codec was allowed to lose that."""
+    """Assert the same forward, and gradients within the error of a lossy codec."""
     assert torch.equal(plain.loss, ours.loss)
     assert plain.grads.keys() == ours.grads.keys()
     differ = 0
@@ -103,7 +103,7 @@ def assert_close(plain: Step, ours: Step, share: float = 0.05) -> None:
 
 
 def every_rule() -> dict[str, lowtide.Policy]:
-    """One of each rule, and some of their combinations."""
+    """Return one policy of each class, and some combinations."""
     return {
         "KeepAll": lowtide.KeepAll(),
         "KeepNone": lowtide.KeepNone(),

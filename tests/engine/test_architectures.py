@@ -29,7 +29,7 @@ def test_every_rule_is_exact(name: str) -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_every_recipe_verifies(name: str) -> None:
-    """Rule 10 finds nothing to pin in these models, and the verified run is exact too."""
+    """Verification (Rule 10) pins no op of these models, and the verified run is exact."""
     model, batch = build(name)
     plain = run_step(model, batch)
     ours = run_step(model, batch, lowtide.saving(lowtide.KeepNone(), verify=True))

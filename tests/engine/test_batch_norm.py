@@ -1,4 +1,4 @@
-"""Batch norms made again from their statistics: the same bits, in one pass, and only where that is known to hold."""
+"""Batch norms are replayed from their statistics, with the same bits, if the kernels allow it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNor
 
 
 class BatchNorms(TorchDispatchMode):
-    """Whether each batch norm that runs computes statistics."""
+    """Records for each batch norm whether it computes statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,31 +34,31 @@ class BatchNorms(TorchDispatchMode):
 
 
 def replays(norm: nn.Module, x: torch.Tensor) -> list[bool]:
-    """Whether those that backward replays compute statistics; gradients are compared on the way."""
+    """Return for each replayed batch norm whether it computes statistics. Also compare gradients."""
     x = x.detach().requires_grad_()
     plain = torch.autograd.grad(norm(x.sin()).exp().sum(), x)[0]
     with lowtide.saving(lowtide.KeepNone()):
         loss = norm(x.sin()).exp().sum()
-    with BatchNorms() as seen:
+    with BatchNorms() as mode:
         ours = torch.autograd.grad(loss, x)[0]
     assert torch.equal(ours, plain)
-    return seen.training
+    return mode.training
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_this_torch_gives_the_same_bits_both_ways(dtype: torch.dtype) -> None:
-    """If this fails, torch's kernels for training and evaluation differ: batch norms are then replayed whole."""
-    assert batch_norm._reproduces(dtype)
+def test_both_kernels_give_the_same_bits(dtype: torch.dtype) -> None:
+    """If this fails, the kernels of torch for training and evaluation differ. Batch norms are then replayed in full."""
+    assert batch_norm.reproduces(dtype)
 
 
-def test_the_check_sees_another_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_rejects_a_different_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     def centred(x: Any, weight: Any, bias: Any, mean: Any, inverse: Any) -> torch.Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
         scaled = (x - mean.view(shape)) * inverse.view(shape)
         return scaled if weight is None else scaled * weight.view(shape) + bias.view(shape)
 
-    monkeypatch.setattr(batch_norm, "_normalised", centred)
-    assert not batch_norm._reproduces.__wrapped__(torch.float32)
+    monkeypatch.setattr(batch_norm, "normalised", centred)
+    assert not batch_norm.reproduces.__wrapped__(torch.float32)
 
 
 def test_a_replay_computes_no_statistics() -> None:
@@ -75,7 +75,7 @@ def test_a_replay_computes_no_statistics() -> None:
     ],
     ids=["transposed", "with gaps", "bfloat16", "mixed"],
 )
-def test_what_torch_computes_in_another_way_is_replayed_whole(norm: nn.Module, x: torch.Tensor) -> None:
+def test_unsupported_batch_norms_are_replayed_in_full(norm: nn.Module, x: torch.Tensor) -> None:
     class Strided(nn.Module):
         def forward(self, y: torch.Tensor) -> torch.Tensor:
             return norm(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(y))
@@ -83,7 +83,7 @@ def test_what_torch_computes_in_another_way_is_replayed_whole(norm: nn.Module, x
     assert replays(Strided(), x) == [True]
 
 
-def test_buffers_laid_out_with_gaps_are_replayed_whole() -> None:
+def test_strided_buffers_are_replayed_in_full() -> None:
     norm = nn.BatchNorm1d(6)
     norm.running_mean, norm.running_var = torch.zeros(12)[::2], torch.ones(12)[::2]
     assert replays(norm, torch.randn(9, 6)) == [True]
@@ -98,7 +98,7 @@ def test_any_batch_norm_has_the_same_gradients(
     shape: tuple[int, ...], affine: bool, tracks: bool, last: bool, dtype: torch.dtype, mean: float, scale: float,
     verify: bool,
 ) -> None:  # fmt: skip
-    """For means and deviations of all sizes: rounding differs most where they do."""
+    """For means and deviations of all sizes, which round differently."""
     norm = NORMS[len(shape)](shape[1], affine=affine, track_running_stats=tracks, dtype=dtype)
     if affine:
         nn.init.normal_(norm.weight), nn.init.normal_(norm.bias, std=10)
@@ -114,7 +114,7 @@ def test_any_batch_norm_has_the_same_gradients(
     assert torch.equal(expected, x.grad)
 
 
-def test_a_trace_knows_both_times() -> None:
+def test_a_trace_has_the_times_of_both_kernels() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 3, 3))
     trace = profile(model, (torch.randn(4, 3, 32, 32),), loss=lambda out: out.sum(), verify=True)
     for op in trace.ops:

@@ -1,4 +1,4 @@
-"""The online budget: exact, within the limit in forward and backward, and gone afterwards."""
+"""The online budget is exact, stays within the limit in forward and backward, and leaves no state."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.codecs import chooser
 from lowtide.codecs.chooser import shared_chooser
 from lowtide.engine.memory import eviction
 from lowtide.engine.memory.ledger import Ledger
@@ -143,7 +144,7 @@ def test_accumulation_over_several_scopes_is_within_the_budget() -> None:
     assert ours.peak_bytes <= fixed + first.more
 
 
-def test_what_cannot_be_met_says_what_holds_the_memory() -> None:
+def test_a_budget_error_lists_the_holders_of_memory() -> None:
     model = stack()
     x = torch.randn(512, 256)
     scope = above(2**18)
@@ -158,7 +159,7 @@ def test_what_cannot_be_met_says_what_holds_the_memory() -> None:
     assert nothing_evictable_left()
 
 
-def test_what_is_too_little_from_the_start_is_said_at_once() -> None:
+def test_a_budget_below_the_live_bytes_raises_when_it_opens() -> None:
     held = torch.zeros(2**18)
     ledger().count(held)
     with pytest.raises(lowtide.BudgetError, match="already use"), lowtide.budget(held.nbytes // 2):
@@ -166,7 +167,7 @@ def test_what_is_too_little_from_the_start_is_said_at_once() -> None:
     assert current_recorder() is None
 
 
-def test_a_budget_needs_a_unit_and_is_outermost() -> None:
+def test_a_budget_needs_a_unit_and_must_be_outermost() -> None:
     with pytest.raises(lowtide.ArgumentError):
         lowtide.budget(0.5)  # type: ignore[arg-type]
     with (
@@ -202,14 +203,14 @@ def test_with_grad_disabled_nothing_is_recorded() -> None:
         assert current_recorder() is None
 
 
-def test_nothing_is_left_behind() -> None:
+def test_no_state_remains() -> None:
     gc.collect()
     current_runtime().backward.end_if_done()  # of other tests
     model = stack(4)
     refs = []
     for module in model:
         module.register_forward_hook(lambda m, a, out: refs.append(weakref.ref(out.untyped_storage())))
-    with lowtide.budget("1 TiB", **DROP_ONLY):  # nothing is evicted, so that there is something to watch
+    with lowtide.budget("1 TiB", **DROP_ONLY):  # nothing is evicted, so values remain for backward
         loss = model(torch.randn(64, 256)).sum()
     assert (
         current_runtime().backward.is_watching
@@ -224,7 +225,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_an_exception_leaves_nothing_behind(where: str) -> None:
+def test_no_state_remains_after_an_exception(where: str) -> None:
     class Fails(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -274,12 +275,12 @@ def test_optimizer_state_counts() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet"])
 def test_a_disk_helps_to_stay_within_the_budget(name: str) -> None:
-    """Also while values are being written, and what was read ahead is in the way of an op."""
+    """Also while values are written, and when an op needs the memory of prefetched values."""
     model, batch = deep.build(name)
     plain = run_step(model, batch)
     with DiskStore() as store:
         moved = 0
-        for share in (0.6, 0.4, 0.3, 0.3):  # it learns how much of the disk's time is hidden
+        for share in (0.6, 0.4, 0.3, 0.3):  # the budget measures how much of the disk time is hidden
             ours, limit = step_within(model, batch, plain, share, stores=store, codecs=None)
             assert_equal(plain, ours)
             assert ours.peak_bytes <= limit, f"at {share:.0%}"
@@ -292,8 +293,8 @@ def test_a_disk_helps_to_stay_within_the_budget(name: str) -> None:
         assert store.stats().values == 0
 
 
-def test_what_backward_asks_for_last_is_evicted_first() -> None:
-    """Equal layers cost the same, so that only the wait tells them apart: no value is made again twice."""
+def test_the_value_unpacked_last_is_evicted_first() -> None:
+    """Equal layers have equal costs, so only the time until the unpack differs: no value is recomputed twice."""
     model = stack(16)
     batch = (torch.randn(1024, 256),)
     plain = run_step(model, batch)
@@ -325,7 +326,7 @@ def test_any_heuristic_is_exact_and_within_the_budget(
 
 
 def test_scopes_with_different_stores_evict_each_others_values() -> None:
-    """A value that is on one disk, or on its way there, is evicted by a room with another, and by one without."""
+    """A value on one disk, or being written to it, is evicted by a budget with another store or without one."""
     model = stack(8)
     batches = [(torch.randn(512, 256),) for _ in range(3)]
 
@@ -352,8 +353,8 @@ def test_scopes_with_different_stores_evict_each_others_values() -> None:
         assert_equal(plain, ours)
 
 
-def test_a_tensor_that_torch_refuses_to_be_asked_about_is_counted() -> None:
-    """A view whose base was written in place raises when it is asked whether it is a leaf."""
+def test_a_tensor_whose_is_leaf_raises_is_counted() -> None:
+    """`is_leaf` of a view raises if the base was written in place."""
     base = torch.ones(6, requires_grad=True) * 2
     first, _ = base.split([3, 3])
     base.mul_(2)
@@ -364,23 +365,20 @@ def test_a_tensor_that_torch_refuses_to_be_asked_about_is_counted() -> None:
         torch.ones(3, requires_grad=True).sin().sum().backward()
 
 
-def test_what_is_known_of_codecs_outlives_a_scope() -> None:
-    """Measuring them anew in every step took longer than the step."""
+def test_codec_measurements_are_shared_by_scopes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring codecs again in every step would take longer than the step."""
     model, batch = deep.build("gpt2")
     plain = run_step(model, batch)
-    chooser = shared_chooser("exact")
-    assert chooser is not None
-    chooser._kinds.clear()  # of other tests
-    examined = []
-    examine = chooser._examine
-    chooser._examine = lambda *args: examined.append(args) or examine(*args)  # type: ignore[method-assign]
-    try:
-        counts = []
-        for _ in range(3):
-            step_within(model, batch, plain, 0.5, stores=None)
-            counts.append(len(examined))
-    finally:
-        del chooser._examine
+    shared = shared_chooser("exact")
+    assert shared is not None
+    shared.clear()  # measurements of other tests
+    measured = []
+    measure = chooser.measure
+    monkeypatch.setattr(chooser, "measure", lambda *args: measured.append(args) or measure(*args))
+    counts = []
+    for _ in range(3):
+        step_within(model, batch, plain, 0.5, stores=None)
+        counts.append(len(measured))
     assert counts[0] > 0
-    # What is evicted depends on measured times, so that a kind of value may be met for the first time later.
+    # Evictions depend on measured times, so a category may occur in a later step for the first time.
     assert counts[2] - counts[0] < counts[0]

@@ -1,4 +1,4 @@
-"""Faults beneath a budget, for real: a full disk, a damaged block, exceptions, a process that ends or is killed."""
+"""Real faults under a budget: a full disk, a damaged block, exceptions, a process that ends or is killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def processes() -> Iterator[Processes]:
 
 
 def stack() -> nn.Sequential:
-    """Saves a value of 1 MiB a layer for 1024 rows."""
+    """Return a model that saves 1 MiB per layer for 1024 rows."""
     torch.manual_seed(0)
     return nn.Sequential(*(m for _ in range(LAYERS) for m in (nn.Linear(256, 256), nn.Tanh())))
 
@@ -57,7 +57,7 @@ def rows() -> tuple[torch.Tensor]:
 
 
 class trusting(above):  # noqa: N801
-    """A budget that takes the disk to be quicker than any op, so that it offloads whenever it can."""
+    """A budget that assumes a disk faster than any op, so that it offloads whenever possible."""
 
     def open_budget(self) -> MemoryBudget:
         memory_budget = super().open_budget()
@@ -67,7 +67,7 @@ class trusting(above):  # noqa: N801
 
 
 class offloading(random_eviction):  # noqa: N801
-    """Puts everything into the store, before every op."""
+    """Offloads all values before every op."""
 
     def open_budget(self) -> MemoryBudget:
         class Offloads(RandomEvictionBudget):
@@ -91,7 +91,7 @@ def test_a_disk_that_fills_up_in_forward_costs_time_only(small_disk: Path) -> No
     plain = run_step(model, batch)
     with DiskStore(small_disk, threads=1) as store, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", lowtide.LowtideWarning)
-        for _ in range(2):  # the second step finds a disk that has failed before, and is as exact
+        for _ in range(2):  # in the second step the disk has failed before
             ours, limit = within(0.4, plain, model, batch, stores=store)
             assert_equal(plain, ours)
             assert ours.peak_bytes <= limit
@@ -99,7 +99,7 @@ def test_a_disk_that_fills_up_in_forward_costs_time_only(small_disk: Path) -> No
             assert report is not None
             assert report.peak_bytes <= report.budget_bytes
             assert report.values_offloaded > 0
-            assert report.values_dropped > 0  # what did not fit on the disk is made again
+            assert report.values_dropped > 0  # values that did not fit on the disk are recomputed
         assert nothing_evictable_left()
         store.flush()
         stats = store.stats()
@@ -109,8 +109,8 @@ def test_a_disk_that_fills_up_in_forward_costs_time_only(small_disk: Path) -> No
     assert "No space left on device" in str(warning.message)
 
 
-def test_what_cannot_be_written_and_not_be_made_again_stays_in_memory(small_disk: Path) -> None:
-    """With room to spare, values that fell back are simply there when backward asks."""
+def test_values_that_can_be_neither_written_nor_recomputed_stay_in_memory(small_disk: Path) -> None:
+    """Under a large budget, values that fell back are unpacked from memory."""
     model, batch = stack(), rows()
     plain = run_step(model, batch)
     with DiskStore(small_disk, threads=1) as store:
@@ -127,11 +127,11 @@ def test_a_disk_that_is_full_from_the_start_is_not_used(small_disk: Path) -> Non
     model, batch = stack(), rows()
     plain = run_step(model, batch)
     with DiskStore(small_disk) as store:
-        (small_disk / "somebody else's").write_bytes(bytes(4 * MIB - 8192))
+        (small_disk / "another file").write_bytes(bytes(4 * MIB - 8192))
         with pytest.warns(lowtide.LowtideWarning, match="No space left") as told:
             ours, limit = within(0.4, plain, model, batch, stores=store)
         assert len(told) == 1
-        released, _ = within(0.4, plain, model, batch, stores=store)  # and says nothing a second time
+        released, _ = within(0.4, plain, model, batch, stores=store)  # no second warning
         assert_equal(plain, ours)
         assert_equal(plain, released)
         assert max(ours.peak_bytes, released.peak_bytes) <= limit
@@ -152,11 +152,11 @@ def test_a_damaged_block_is_an_error_that_names_the_op(tmp_path: Path, hinted: b
             loss = model(*batch).square().sum()
         store.flush()
         assert store.stats().values > LAYERS // 2
-        fd = store._queue.file.fd
+        fd = store.queue.file.fd
         location = store.stats().file_bytes // 2 + 12345
         os.pwrite(fd, bytes([os.pread(fd, 1, location)[0] ^ 1]), location)  # a single bit
         if hinted:
-            tickets = [t for t in gc.get_objects() if type(t).__name__ == "_DiskTicket" and t._store is store]
+            tickets = [t for t in gc.get_objects() if type(t).__name__ == "_DiskTicket" and t.store is store]
             for ticket in tickets:
                 store.prefetch(ticket)
             wait_until(lambda: store.stats().prefetched_bytes > 0)
@@ -233,7 +233,7 @@ store = DiskStore(sys.argv[1])
 """
 
 
-def test_a_process_killed_in_mid_step_leaves_nothing(tmp_path: Path) -> None:
+def test_a_process_killed_during_a_step_leaves_no_files(tmp_path: Path) -> None:
     directory = tmp_path / "spill"
     script = STEP + (
         "print('go', flush=True)\n"
@@ -247,7 +247,7 @@ def test_a_process_killed_in_mid_step_leaves_nothing(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"go\n"
         (path,) = spill_files(process.pid, directory)
-        wait_until(lambda: os.stat(path).st_size > MIB, seconds=30)  # it is writing what forward saves
+        wait_until(lambda: os.stat(path).st_size > MIB, seconds=30)  # the process is writing saved values
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -256,7 +256,7 @@ def test_a_process_killed_in_mid_step_leaves_nothing(tmp_path: Path) -> None:
 
 
 def spill_files(pid: int, directory: Path) -> list[str]:
-    """The open files of a process that have no name in `directory` any more."""
+    """Return the open files of a process that were deleted from `directory`."""
     links = [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
     return [
         link for link in links if os.readlink(link).startswith(f"{directory}/") and "(deleted)" in os.readlink(link)

@@ -1,4 +1,4 @@
-"""`lowtide.checkpoint`: a drop-in for `torch.utils.checkpoint.checkpoint`, and the features of its forebears."""
+"""`lowtide.checkpoint`, a drop-in replacement for `torch.utils.checkpoint.checkpoint`."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_hooks_on_leaves_fire_once() -> None:
     assert len(seen) == 1
 
 
-def test_it_saves_memory() -> None:
+def test_checkpoint_saves_memory() -> None:
     from lowtide.profiling.peak_meter import PeakMeter
 
     x = torch.randn(1000, requires_grad=True)
@@ -180,7 +180,7 @@ def test_it_saves_memory() -> None:
         y = lowtide.checkpoint(f, x)
         assert meter.live_bytes == 4000
         y.sum().backward()
-    assert meter.peak_bytes >= 20 * 4000  # they are all there once in backward, as in any single segment
+    assert meter.peak_bytes >= 20 * 4000  # in backward all values of the segment are live once
 
 
 def test_nothing_is_recorded_without_grad() -> None:
@@ -191,20 +191,18 @@ def test_nothing_is_recorded_without_grad() -> None:
     assert not y.requires_grad
 
 
-def test_no_inputs_at_all() -> None:
+def test_no_inputs() -> None:
     w = torch.randn(4, requires_grad=True)
     assert_same(
         grads(lambda: lowtide.checkpoint(lambda: w.sin().exp()).sum(), w), grads(lambda: w.sin().exp().sum(), w)
     )
-    with pytest.raises(
-        lowtide.NothingToDoError, match="was given no tensors, and nothing that it returned requires grad"
-    ):
+    with pytest.raises(lowtide.NothingToDoError, match="was given no tensors and returned none that requires grad"):
         lowtide.checkpoint(lambda: torch.ones(3))
     with torch.no_grad():
         lowtide.checkpoint(lambda: torch.ones(3))
 
 
-def test_random_numbers_are_the_same_and_the_generator_goes_on() -> None:
+def test_random_numbers_are_reproduced_and_the_generator_continues() -> None:
     x = torch.randn(3000, requires_grad=True)
     f = lambda t: (t * torch.rand(3000)).sin() * F.dropout(t, 0.5, True)
     torch.manual_seed(8)
@@ -215,7 +213,7 @@ def test_random_numbers_are_the_same_and_the_generator_goes_on() -> None:
     assert torch.equal(torch.rand(4), after)
 
 
-def test_an_error_in_the_function_comes_through_and_state_is_put_back() -> None:
+def test_an_error_in_the_function_propagates_and_state_is_restored() -> None:
     x = torch.randn(3000, requires_grad=True)
 
     def f(t: torch.Tensor) -> torch.Tensor:
@@ -266,13 +264,13 @@ def test_other_contexts_are_entered_once() -> None:
     entered = []
 
     @contextlib.contextmanager
-    def note(name: str) -> Any:
+    def record(name: str) -> Any:
         entered.append(name)
         yield
 
     x = torch.randn(4, requires_grad=True)
     lowtide.checkpoint(
-        lambda t: t.sin().exp(), x, context_fn=lambda: (note("forward"), note("recompute"))
+        lambda t: t.sin().exp(), x, context_fn=lambda: (record("forward"), record("recompute"))
     ).sum().backward()
     assert entered == ["forward"]
 
@@ -294,6 +292,6 @@ def test_sequential(segments: int) -> None:
         assert_same(plain, ours)
 
 
-def test_sequential_refuses_nonsense() -> None:
+def test_sequential_refuses_invalid_segments() -> None:
     with pytest.raises(lowtide.ArgumentError, match="between 1 and the number of functions \\(2\\), not 3"):
         lowtide.checkpoint_sequential([torch.sin, torch.cos], 3, torch.ones(1))

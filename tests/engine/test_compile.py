@@ -1,6 +1,6 @@
 """`torch.compile` inside a scope: regions stay compiled, and their memory is opaque unless they are wrapped.
 
-One process a test: what dynamo has compiled stays for the process.
+One process per test, because compiled code of dynamo remains for the process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 over gloo, two processes: exact, or an error that says what to do; never a wrong gradient."""
+"""DDP and FSDP2 over gloo with two processes: exact, or an error that says what to do."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def work_fsdp(rank: int, x: torch.Tensor) -> None:
     model = sharded()
     plain = step(model, x)
     for policy in (lowtide.KeepAll(), lowtide.EveryN(1), lowtide.SaveOps("addmm")):
-        for _ in range(2):  # the second step meets the storages of the first, freed and gathered again
+        for _ in range(2):  # the second step uses the storages of the first, freed and gathered again
             assert same(plain, step(model, x, lowtide.saving(policy)))
     assert lowtide.report().replayed_ops > 0
     for crossing in (lowtide.KeepNone(), lowtide.EveryN(2)):
@@ -92,7 +92,7 @@ def work_collectives(rank: int, x: torch.Tensor) -> None:
     plain = torch.autograd.grad(forward(), w)[0]
     with lowtide.saving(lowtide.KeepNone()):
         loss = forward()
-    if rank == 0:  # alone: a repeated collective would wait for ever
+    if rank == 0:  # one process only: a repeated collective would wait forever
         assert torch.equal(torch.autograd.grad(loss, w)[0], plain)
     assert any("never replayed" in p.why for p in lowtide.report().pinned)
     dist.barrier()
@@ -107,7 +107,7 @@ def process(rank: int, port: int, job: Job) -> None:
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    # Threads of gloo sometimes abort a process that ends normally, also one of plain PyTorch.
+    # Threads of gloo sometimes abort a process that ends normally, also without lowtide.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What the engine says when something is wrong: names, numbers and a remedy (Rule 11)."""
+"""Error messages of the engine contain names, numbers and a remedy (Rule 11)."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_a_changed_kept_value_is_named_by_its_op() -> None:
 
 
 @pytest.mark.parametrize("policy", [lowtide.KeepAll(), NONE])
-def test_what_plain_pytorch_refuses_is_refused(policy: lowtide.Policy) -> None:
-    """Saved-tensor hooks switch off torch's own check of versions; ours takes its place."""
+def test_an_error_of_plain_pytorch_is_raised_too(policy: lowtide.Policy) -> None:
+    """Saved-tensor hooks disable the version check of torch; lowtide checks instead."""
     w = torch.randn(3, requires_grad=True)
     with lowtide.saving(policy):
         loss = (w * w.detach().clone().requires_grad_()).sum()
@@ -77,8 +77,8 @@ def test_a_kept_output_that_was_overwritten() -> None:
     assert "Modify a copy" in str(caught.value)
 
 
-def test_a_recomputed_output_that_was_overwritten_is_still_right() -> None:
-    """Plain PyTorch refuses this one; a recompute has no need to."""
+def test_a_recomputed_output_that_was_overwritten_is_still_correct() -> None:
+    """Plain PyTorch raises an error here. A recompute is still correct."""
     w = torch.randn(3, requires_grad=True)
     with lowtide.saving(NONE):
         y = w.exp()
@@ -91,11 +91,11 @@ def test_scopes_are_not_reused_while_open() -> None:
     scope = lowtide.saving(NONE)
     with scope, pytest.raises(lowtide.ArgumentError, match="open already"), scope:
         pass
-    with scope:  # but one after another is fine
+    with scope:  # scopes may follow each other
         pass
 
 
-def test_report_before_anything_happened() -> None:
+def test_report_before_any_scope() -> None:
     import subprocess
     import sys
 
@@ -107,7 +107,7 @@ def test_report_before_anything_happened() -> None:
 def test_a_rule_without_layers_warns() -> None:
     x = torch.randn(3, requires_grad=True)
     with (
-        pytest.warns(lowtide.LowtideWarning, match=r"EveryN\(n=2.*met no layers.*layers=\["),
+        pytest.warns(lowtide.LowtideWarning, match=r"EveryN\(n=2.*found no layers.*layers=\["),
         lowtide.saving(lowtide.EveryN(2)),
     ):
         x.sin().sum()
@@ -116,15 +116,19 @@ def test_a_rule_without_layers_warns() -> None:
 def test_errors_are_one_tree() -> None:
     from lowtide import _errors
 
-    for name, kind in vars(_errors).items():
-        if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == _errors.__name__:
-            assert kind is lowtide.LowtideWarning or issubclass(kind, lowtide.LowtideError), name
-            assert getattr(lowtide, name) is kind
+    for name, error_class in vars(_errors).items():
+        if (
+            isinstance(error_class, type)
+            and issubclass(error_class, Exception)
+            and error_class.__module__ == _errors.__name__
+        ):
+            assert error_class is lowtide.LowtideWarning or issubclass(error_class, lowtide.LowtideError), name
+            assert getattr(lowtide, name) is error_class
             assert name in (_errors.__doc__ or ""), name
 
 
-def test_a_replay_that_comes_out_differently_is_an_error() -> None:
-    """A kernel that gives another layout the second time."""
+def test_a_replay_with_another_layout_is_an_error() -> None:
+    """The second call of the kernel returns another layout."""
     state = {"n": 0}
 
     @torch.library.custom_op("lowtide_test::flip_layout", mutates_args=())

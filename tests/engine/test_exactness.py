@@ -1,4 +1,4 @@
-"""Rules 1 and 2 case by case: what models do besides stacking blocks."""
+"""Rules 1 and 2 for unusual models and training loops."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_several_training_steps_with_an_optimizer_and_accumulation() -> None:
 
 @pytest.mark.parametrize("backward_under_autocast", [False, True])
 def test_autocast(backward_under_autocast: bool) -> None:
-    """Casts are recorded as the ops they are; autocast at backward time must not cast again."""
+    """Casts are recorded as ops. Autocast during backward must not cast a second time."""
     model = small_model()
     x = torch.randn(8, 16)
 
@@ -298,7 +298,7 @@ def test_two_losses_of_one_graph() -> None:
 
 
 def test_user_hooks_fire_once_and_in_order() -> None:
-    """Rule 2. Hooks on modules, tensors and graph nodes, and a print, happen as often as without lowtide."""
+    """Rule 2: hooks on modules, tensors and graph nodes, and prints, happen as often as without lowtide."""
 
     def run(scope: Any, seen: list[str]) -> None:
         model = small_model()
@@ -346,7 +346,7 @@ def test_forward_code_runs_once() -> None:
 
 
 def test_functions_with_own_generators() -> None:
-    """Rule 8 with a generator that is given: it is replayed, and goes on from where it is."""
+    """Rule 8 with an explicit generator: its draws are replayed and its present state is restored."""
     size = 2000
 
     def run(scope: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -367,7 +367,7 @@ def test_functions_with_own_generators() -> None:
     assert lowtide.report().replayed_ops > 0
 
 
-def test_generator_is_put_back_when_a_replay_fails() -> None:
+def test_generator_is_restored_if_a_replay_fails() -> None:
     x = torch.randn(3000, requires_grad=True)
     with lowtide.saving(lowtide.KeepNone()):
         y = (F.dropout(x, 0.5, True).sin() * x).sum()
@@ -380,8 +380,8 @@ def test_generator_is_put_back_when_a_replay_fails() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_settings_of_forward_hold_in_replay() -> None:
-    """A factory op without a dtype takes the default one: of forward, not of backward."""
+def test_replay_uses_the_settings_of_forward() -> None:
+    """A factory op without a dtype uses the default dtype of forward, not of backward."""
     x = torch.ones(3, requires_grad=True)
     with lowtide.saving(lowtide.KeepNone()):
         y = (x * torch.ops.aten.ones.default([3])).sin().sum()
@@ -395,7 +395,7 @@ def test_settings_of_forward_hold_in_replay() -> None:
     assert torch.equal(x.grad, torch.ones(3).cos())
 
 
-def test_model_is_left_as_it_was() -> None:
+def test_a_model_has_no_new_hooks_or_attributes() -> None:
     model = small_model()
     before = copy.deepcopy(model.__dict__), list(model.state_dict())
     with lowtide.saving(lowtide.EveryN(1)):
@@ -411,7 +411,7 @@ def test_model_is_left_as_it_was() -> None:
 
 
 def test_scope_values_used_outside_it() -> None:
-    """pytorch#129867: a region is recomputed while its values are used later, outside."""
+    """pytorch#129867: values of a recomputed region are used later outside of it."""
     w = torch.randn(8, 8, requires_grad=True)
 
     def run(scope: Any) -> torch.Tensor:
@@ -428,7 +428,7 @@ def test_scope_values_used_outside_it() -> None:
     assert lowtide.report().replayed_ops > 0
 
 
-def test_nested_scopes_share_what_they_know() -> None:
+def test_nested_scopes_share_recorded_values() -> None:
     w = torch.randn(64, 64, requires_grad=True)
 
     def run(outer: Any, inner: Any) -> torch.Tensor:

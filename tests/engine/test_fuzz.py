@@ -1,6 +1,6 @@
 """Random programs × random policies: bit-equal to plain PyTorch, or an error where plain PyTorch has one.
 
-`LOWTIDE_FUZZ_EXAMPLES=20000 pytest tests/engine/test_fuzz.py` runs it long.
+`LOWTIDE_FUZZ_EXAMPLES=20000 pytest tests/engine/test_fuzz.py` runs more examples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ modes = st.sampled_from(["after", "inside", "twice", "double"])
 
 
 def run(program: list[Instruction], scope: Any, mode: str, length: int = 3) -> dict[str, Any]:
-    """Everything that a program can be observed by."""
+    """Return all observable results of a program."""
     torch.manual_seed(11)
     machine = Machine.fresh()
     with contextlib.ExitStack() as stack:
@@ -90,7 +90,7 @@ def test_random_programs_are_exact(program: list[Instruction], policy: Any, mode
     try:
         plain = run(program, contextlib.nullcontext(), mode)
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
-        # What plain PyTorch refuses, lowtide may refuse as well or get right; it must not crash or hang.
+        # Where plain PyTorch raises, lowtide may raise or succeed. It must not crash or hang.
         with contextlib.suppress(RuntimeError, IndexError, TypeError, ValueError, AttributeError):
             run(program, lowtide.saving(policy, verify=verify), mode)
         del error
@@ -112,7 +112,7 @@ def test_random_programs_are_exact(program: list[Instruction], policy: Any, mode
     programs, modes, st.integers(0, 2**16), st.sampled_from([0.1, 0.5, 1.0]), st.sampled_from(["drop", "move", "all"])
 )
 def test_random_evictions_are_exact(program: list[Instruction], mode: str, seed: int, share: float, ways: str) -> None:
-    """A room that evicts what it can, at random, before every op of forward and backward."""
+    """A budget that evicts at random before every op of forward and backward."""
     options: dict[str, Any] = {"stores": None, "codecs": None}
     if ways != "drop":
         options = {"stores": MemoryDouble(), "codecs": ("exact",) if ways == "all" else None}
@@ -129,7 +129,7 @@ def test_random_evictions_are_exact(program: list[Instruction], mode: str, seed:
 
 
 def test_the_programs_reach_replay() -> None:
-    """The fuzz would prove nothing if nothing were replayed."""
+    """The fuzz tests are meaningless if no value is replayed."""
     replayed = []
 
     @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -162,7 +162,7 @@ def test_the_programs_reach_evictions() -> None:
 
     drive()
     assert counts["programs"] > 20
-    # Which way a value is evicted depends on how fast each is just then.
+    # The kind of eviction depends on measured speeds.
     assert min(counts["dropped"], counts["fetched"]) > 5
     assert counts["compressed"] > 3
 

@@ -1,4 +1,4 @@
-"""Gradients that wait as a part of a larger one: copied to the same bits in the same layout, for less memory."""
+"""Gradients that are views of a larger gradient are copied: same bits, same strides, less memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lowtide
 from lowtide.engine.recording import gradient_copies
-from lowtide.engine.recording.gradient_copies import copied
+from lowtide.engine.recording.gradient_copies import copy_gradients
 from lowtide.fitting.plan import profile
 from lowtide.planning import Problem, Simulator, solve
 from lowtide.planning.smallest import smallest
@@ -20,13 +20,13 @@ from lowtide.profiling.peak_meter import PeakMeter
 from lowtide.records import Trace
 
 PART = 4 * 8 * 32 * 32 * 4
-"""Bytes of what one skip holds."""
+"""Bytes of one skip connection."""
 WAIT = 12
-"""Nodes between where a skip begins and where it ends."""
+"""Nodes between the two ends of a skip connection."""
 
 
-class Skipping(nn.Module):
-    """A short U-Net: what is joined at the end was there at the beginning."""
+class SkipNet(nn.Module):
+    """A small U-Net: outputs of the first half are concatenated in the second half."""
 
     def __init__(self, width: int = 8, depth: int = 3) -> None:
         super().__init__()
@@ -66,84 +66,84 @@ def equal(ones: list[Tensor], others: list[Tensor]) -> bool:
 
 
 @pytest.fixture
-def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_copies, "_LEAST_BYTES", 1)
+def copy_small_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_copies, "MIN_BYTES", 1)
 
 
-class Told:
-    """Hears of copies."""
+class CopyLog:
+    """Records the bytes of copied views and the seconds of each copy."""
 
     def __init__(self) -> None:
-        self.parts: list[int] = []
-        self.over: list[float] = []
+        self.view_bytes: list[int] = []
+        self.seconds: list[float] = []
 
-    def __call__(self, part: Tensor) -> Callable[[float], None]:
-        self.parts.append(part.nbytes)
-        return self.over.append
+    def __call__(self, view: Tensor) -> Callable[[float], None]:
+        self.view_bytes.append(view.nbytes)
+        return self.seconds.append
 
 
-def test_the_larger_gradients_go() -> None:
-    model, x = Skipping(), batch()
+def test_the_larger_gradients_are_freed() -> None:
+    model, x = SkipNet(), batch()
     plain = gradients(model, x)
     held = []
     for oldest in (None, 0):
         model.zero_grad(set_to_none=True)
-        told = Told()
+        copies = CopyLog()
         with PeakMeter([*model.parameters(), x]) as meter:
             loss = model(x)
-            # Where backward has come to the middle, all three skips wait.
+            # In the middle of backward, the gradients of all three skip connections are held.
             hook = model.inner[3].weight.register_hook(lambda gradient: held.append(meter.live_bytes))
-            with copied([loss], oldest, told):
+            with copy_gradients([loss], oldest, copies):
                 loss.backward()
         hook.remove()
         assert equal(plain, [p.grad for p in model.parameters()])
-    assert told.parts == [PART] * 3
-    assert len(told.over) == 3
-    assert min(told.over) > 0
-    assert held[0] - held[1] == 3 * PART  # each was a half
+    assert copies.view_bytes == [PART] * 3
+    assert len(copies.seconds) == 3
+    assert min(copies.seconds) > 0
+    assert held[0] - held[1] == 3 * PART  # each view is half of its gradient
 
 
-class Spying(torch.autograd.Function):
-    """Passes values and gradients on, and notes which these are."""
+class RecordGradients(torch.autograd.Function):
+    """Identity that records its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seen: list[tuple[Tensor, Any]]) -> Tensor:
-        ctx.seen = seen
+    def forward(ctx: Any, x: Tensor, recorded: list[tuple[Tensor, Any]]) -> Tensor:
+        ctx.recorded = recorded
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        ctx.seen.append((gradients[0].clone(), gradients[0].stride()))
+        ctx.recorded.append((gradients[0].clone(), gradients[0].stride()))
         return gradients[0], None
 
 
-def seen_gradients(program: Callable[[Tensor], Tensor], x: Tensor, copying: bool) -> list[tuple[Tensor, Any]]:
-    """What comes back to where a program's skip began, and to its input: gradients with their strides."""
-    seen: list[tuple[Tensor, Any]] = []
+def recorded_gradients(program: Callable[[Tensor], Tensor], x: Tensor, copying: bool) -> list[tuple[Tensor, Any]]:
+    """Return the gradients at the start of the skip connection and at the input, with their strides."""
+    recorded: list[tuple[Tensor, Any]] = []
     x = x.detach().requires_grad_()
-    loss = program(Spying.apply(x, seen))
-    told = Told()
-    with copied([loss], 0 if copying else None, told):
+    loss = program(RecordGradients.apply(x, recorded))
+    copies = CopyLog()
+    with copy_gradients([loss], 0 if copying else None, copies):
         loss.backward()
     assert x.grad is not None
-    assert len(told.parts) == len(told.over)
-    return [*seen, (x.grad, x.grad.stride())]
+    assert len(copies.view_bytes) == len(copies.seconds)
+    return [*recorded, (x.grad, x.grad.stride())]
 
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Tensor:
-    """Dense tensors of any order of dimensions, also of size 1."""
+    """Draw dense tensors with any order of dimensions, also of size 1."""
     shape = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4))
     order = draw(st.permutations(range(len(shape))))
     dense = torch.randn([shape[d] for d in order], generator=torch.Generator().manual_seed(draw(st.integers(0, 9))))
     return dense.permute([order.index(d) for d in range(len(shape))])
 
 
-@pytest.mark.usefixtures("small_ones_too")
+@pytest.mark.usefixtures("copy_small_views")
 @settings(deadline=None, max_examples=300)
 @given(layouts(), st.data())
-def test_nobody_sees_that_it_was_a_copy(x: Tensor, data: st.DataObject) -> None:
-    """Where a skip began two gradients or more are added, in any order, of any layout: the sum lies where it did."""
+def test_copies_have_the_bits_and_strides_of_the_views(x: Tensor, data: st.DataObject) -> None:
+    """Two or more gradients of any layout are added at the start of the skip connection, in any order."""
     dim = data.draw(st.integers(0, x.dim() - 1))
     other = data.draw(st.permutations(range(x.dim())))
     first, released = data.draw(st.booleans()), data.draw(st.booleans())
@@ -157,13 +157,13 @@ def test_nobody_sees_that_it_was_a_copy(x: Tensor, data: st.DataObject) -> None:
         loss = (joined * joined.detach().cos()).sum()
         return loss + (skip * 2.0).sum() if released else loss
 
-    plain, ours = (seen_gradients(program, x, copying) for copying in (False, True))
+    plain, ours = (recorded_gradients(program, x, copying) for copying in (False, True))
     assert [stride for _, stride in plain] == [stride for _, stride in ours]
     assert equal([gradient for gradient, _ in plain], [gradient for gradient, _ in ours])
 
 
-class Silent(torch.autograd.Function):
-    """Passes values on, and no gradient back."""
+class NoGradient(torch.autograd.Function):
+    """Identity without a gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -174,52 +174,52 @@ class Silent(torch.autograd.Function):
         return None
 
 
-@pytest.mark.usefixtures("small_ones_too")
-def test_what_is_added_to_nothing_gets_its_gaps_back() -> None:
+@pytest.mark.usefixtures("copy_small_views")
+def test_a_copy_without_another_gradient_gets_its_strides_back() -> None:
     def program(skip: Tensor) -> Tensor:
-        y = Silent.apply(skip)
+        y = NoGradient.apply(skip)
         for _ in range(WAIT):
             y = torch.tanh(y)
         return (torch.cat([y, skip], 1) ** 2).sum()
 
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
-    plain, ours = (seen_gradients(program, x, copying) for copying in (False, True))
+    plain, ours = (recorded_gradients(program, x, copying) for copying in (False, True))
     assert plain[0][1] == ours[0][1] == (10, 1)
     assert equal([gradient for gradient, _ in plain], [gradient for gradient, _ in ours])
 
 
-def test_hooks_go_also_when_backward_fails() -> None:
-    model, x = Skipping(), batch()
+def test_hooks_are_removed_if_backward_fails() -> None:
+    model, x = SkipNet(), batch()
     plain = gradients(model, x)
-    told = Told()
+    copies = CopyLog()
 
     def fails(gradient: Tensor) -> None:
         raise ZeroDivisionError
 
     hook = model.first.weight.register_hook(fails)
     loss = model(x)
-    with pytest.raises(ZeroDivisionError), copied([loss], 0, told):
+    with pytest.raises(ZeroDivisionError), copy_gradients([loss], 0, copies):
         loss.backward(retain_graph=True)
     hook.remove()
-    assert len(told.parts) == 3
+    assert len(copies.view_bytes) == 3
     model.zero_grad(set_to_none=True)
     loss.backward()
-    assert len(told.parts) == 3
+    assert len(copies.view_bytes) == 3
     assert equal(plain, [p.grad for p in model.parameters()])
 
 
 @pytest.fixture
-def fitted_away() -> Iterator[list[nn.Module]]:
+def fitted_models() -> Iterator[list[nn.Module]]:
     models: list[nn.Module] = []
     yield models
     for model in models:
         lowtide.unfit(model)
 
 
-def test_a_profile_says_what_plain_pytorch_would_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Skipping(), batch()
+def test_a_profile_predicts_the_bytes_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = SkipNet(), batch()
     with_copies = profile(model, (x,), loss=lambda out: out)
-    monkeypatch.setattr(gradient_copies, "_joins", lambda roots, oldest: [])
+    monkeypatch.setattr(gradient_copies, "find_splits", lambda roots, oldest: [])
     plain = profile(model, (x,), loss=lambda out: out)
     assert with_copies.copying_s > 0
     assert plain.copies == ()
@@ -233,14 +233,14 @@ def test_a_profile_says_what_plain_pytorch_would_hold(monkeypatch: pytest.Monkey
     assert with_copies.fingerprint == plain.fingerprint
 
 
-def test_plans_copy_where_that_helps(fitted_away: list[nn.Module]) -> None:
-    model, x = Skipping(), batch()
+def test_plans_copy_only_if_this_lowers_the_peak(fitted_models: list[nn.Module]) -> None:
+    model, x = SkipNet(), batch()
     plain_gradients = gradients(model, x)
     model.zero_grad(set_to_none=True)
     trace = profile(model, (x,), loss=lambda out: out)
     simulators = [Simulator(Problem(one)) for one in (trace.without_copies(), trace)]
     without, with_them = (smallest(s).peak_bytes for s in simulators)
-    assert with_them < without  # so that between them is a budget that needs copies
+    assert with_them < without  # so some budgets need copies
     everything = simulators[0].run([True] * len(trace.ops)).peak_bytes
     assert not solve(trace, everything).copies
     assert not solve(trace, everything - 1024).copies
@@ -250,7 +250,7 @@ def test_plans_copy_where_that_helps(fitted_away: list[nn.Module]) -> None:
     assert lowtide.Plan.from_json(plan.to_json()) == plan
 
     lowtide.fit(model, plan=plan, budget=2**40)
-    fitted_away.append(model)
+    fitted_models.append(model)
     for _ in range(3):
         assert equal(plain_gradients, gradients(model, x))
     report = lowtide.report(model)

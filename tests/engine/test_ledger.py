@@ -1,4 +1,4 @@
-"""The ledger counts memory, and nothing that only has a size."""
+"""The ledger counts memory, not tensors without memory."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def test_fake_and_meta_tensors_take_no_bytes() -> None:
     real = torch.empty(1 << 18)
     ledger.count_everything()
     assert ledger.live_bytes - before >= real.nbytes
-    assert fake.shape[0] < made.shape[0] == meta.shape[0]  # all of them alive until here
+    assert fake.shape[0] < made.shape[0] == meta.shape[0]  # keeps all of them alive

@@ -1,10 +1,9 @@
-"""Lossy codecs under a budget: within their bound on one step, and harmless over a training run.
+"""Lossy codecs under a budget: errors within their bound in one step, and no effect on a training run.
 
-A small GPT learns a noisy rule for 300 steps, with every saved float held by the codec until backward asks for it.
-How far its loss may be from the exact run's: training itself tells. Exact runs that differ only in the order of their
-data and in their dropout are as good as each other, so a lossy run may be a tenth as far from the exact one as those
-are: at the most of all windows of 25 steps, and in the mean. That this can fail is shown by a codec that keeps signs
-and little else.
+A small GPT learns a noisy rule in 300 steps. The codec holds every saved float until it is unpacked. The reference is
+the distance between exact runs that differ only in the order of data and in dropout. A lossy run may have a tenth of
+that distance from the exact run, both in the maximum over windows of 25 steps and in the mean. A codec that keeps
+little more than signs fails this test.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ WORDS, LENGTH, BATCH, STEPS, WINDOW = 24, 16, 8, 300, 25
 
 
 class compressing(random_eviction):  # noqa: N801
-    """Compresses every saved value that its codec takes, before the next op."""
+    """Compresses all saved values that the codec accepts before the next op."""
 
     def __init__(self, codec: str | Codec) -> None:
         super().__init__(0, 1.0, stores=None, codecs=codec if isinstance(codec, str) else "bf16")
@@ -77,7 +76,7 @@ class TinyGPT(nn.Module):
 
 
 def sentences(generator: torch.Generator) -> torch.Tensor:
-    """Each word follows from the two before it, but for one in ten, which is any."""
+    """Return sentences: each word follows from the two before it, except one in ten, which is random."""
     ids = torch.randint(WORDS, (BATCH, LENGTH), generator=generator)
     noise = torch.rand(BATCH, LENGTH, generator=generator) < 0.1
     for i in range(2, LENGTH):
@@ -88,7 +87,7 @@ def sentences(generator: torch.Generator) -> torch.Tensor:
 
 
 def losses(seed: int, scope: Callable[[], Any] | None = None) -> torch.Tensor:
-    """The mean loss of each window of a training run. All runs begin with the same weights."""
+    """Return the mean loss of each window of a training run. All runs start with the same weights."""
     torch.manual_seed(0)
     model = TinyGPT().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -111,7 +110,7 @@ def losses(seed: int, scope: Callable[[], Any] | None = None) -> torch.Tensor:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Many small ops, which several threads would only wait for each other in."""
+    """Use one thread: with many small ops several threads are slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -125,7 +124,7 @@ def exact() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def allowed(exact: torch.Tensor) -> torch.Tensor:
-    """How far apart exact runs are that differ by chance alone, at the most and in the mean of the windows."""
+    """Return the distance of exact runs that differ by chance, as maximum and mean over windows."""
     others = torch.stack([(losses(seed) - exact).abs() for seed in (2, 3, 4)])
     return torch.stack([others.amax(1).min(), others.mean(1).min()])
 
@@ -149,13 +148,13 @@ def test_a_lossy_run_is_much_closer_to_the_exact_one_than_chance(
     assert report is not None
     assert report.values_compressed > 20
     assert report.values_decompressed > 20
-    assert not torch.equal(curve, exact)  # something was lost
+    assert not torch.equal(curve, exact)  # the codec is lossy
     assert (distance(curve, exact) < allowed / 10).all()
     assert nothing_evictable_left()
 
 
 class Signs(Codec):
-    """Keeps the sign of each element and the mean size of all."""
+    """Keeps the sign of each element and the mean magnitude."""
 
     name = "signs"
     exact = False
@@ -171,7 +170,7 @@ class Signs(Codec):
         row.copy_(signs * size)
 
 
-def test_a_codec_that_loses_too_much_is_told(
+def test_a_codec_with_too_large_errors_is_detected(
     exact: torch.Tensor, allowed: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CODECS, "signs", Signs())
@@ -191,8 +190,8 @@ BOUNDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("codec", sorted(BOUNDS))
-def test_what_backward_is_given_is_within_the_bound_of_the_codec(codec: str) -> None:
-    """And the gradient is exactly that of what it was given."""
+def test_unpacked_values_are_within_the_bound_of_the_codec(codec: str) -> None:
+    """The gradient is exactly that of the unpacked values."""
     given = []
 
     class Square(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Rules 3, 4 and 5: what is alive, and how much at the peak."""
+"""Rules 3, 4 and 5: live values and peak bytes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_meter_counts_live_storages() -> None:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_keep_all_peaks_where_plain_does(name: str) -> None:
+def test_keep_all_has_the_peak_of_plain_pytorch(name: str) -> None:
     model, batch = build(name)
     plain = run_step(model, batch).peak_bytes
     hooks = run_step(model, batch, torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)).peak_bytes
@@ -94,7 +94,7 @@ class Broken(nn.Module):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("rule", every_rule())
-def test_an_exception_in_forward_leaves_nothing_behind(rule: str, error: type[BaseException]) -> None:
+def test_no_state_remains_after_an_exception_in_forward(rule: str, error: type[BaseException]) -> None:
     before = ours_alive()
     x = torch.randn(4, 8, requires_grad=True)
     with pytest.raises(error, match="broken"), lowtide.saving(every_rule()[rule]):
@@ -109,7 +109,7 @@ def test_an_exception_in_forward_leaves_nothing_behind(rule: str, error: type[Ba
     assert torch.equal(x.grad, torch.autograd.grad(x.sin().exp().sum(), x)[0])
 
 
-def test_an_exception_in_backward_leaves_nothing_behind() -> None:
+def test_no_state_remains_after_an_exception_in_backward() -> None:
     before = ours_alive()
     x = torch.randn(4, 8, requires_grad=True)
 
@@ -143,14 +143,14 @@ def test_an_exception_in_backward_inside_the_scope() -> None:
     assert torch.equal(x.grad, torch.autograd.grad(x.cos().exp().sum(), x)[0])
 
 
-def test_values_die_with_their_storage() -> None:
-    """Rule 3: the table keeps no tensor alive, and a value nobody can ask for is gone at once."""
+def test_values_are_freed_with_their_storage() -> None:
+    """Rule 3: the table keeps no tensor alive, and a value that cannot be unpacked is freed at once."""
     x = torch.randn(1000, requires_grad=True)
     with lowtide.saving(lowtide.KeepNone()):
         before = ours_alive()
         for _ in range(50):
             (x * 2).sin()
-        assert ours_alive() <= before + 12  # x, held for nobody now, and the last one
+        assert ours_alive() <= before + 12  # x and the last value
         y = x.detach() * 3
         storage = weakref.ref(y.untyped_storage())
         del y
@@ -170,12 +170,12 @@ def test_a_loop_of_steps_inside_one_scope_does_not_grow() -> None:
     assert counts[-1] == counts[2]
 
 
-def test_many_models_in_one_scope_leave_no_trace() -> None:
-    from lowtide.engine.recording.module_tracker import _ModuleNames
+def test_a_scope_forgets_freed_models() -> None:
+    from lowtide.engine.recording.module_tracker import ModuleNames
 
     def maps() -> int:
         gc.collect()
-        return sum(type(o) is _ModuleNames for o in gc.get_objects())
+        return sum(type(o) is ModuleNames for o in gc.get_objects())
 
     before = maps()
     x = torch.randn(2, 4, requires_grad=True)
@@ -205,32 +205,32 @@ def test_every_layer_peaks_below_torch_checkpoint_on_24_layers() -> None:
     assert ours.peak_bytes <= torchs.peak_bytes
 
 
-def test_each_rule_saves_what_it_promises() -> None:
+def test_each_policy_saves_the_documented_memory() -> None:
     model, batch = gpt(12)
     plain = run_step(model, batch).peak_bytes
     peak = {n: run_step(model, batch, lowtide.saving(lowtide.EveryN(n))).peak_bytes for n in (1, 3, 12)}
     assert peak[3] < 0.5 * plain
     assert peak[1] < 0.6 * plain
-    assert peak[3] < peak[12]  # √12 is near 3; twelve layers in one go are as bad as plain
+    assert peak[3] < peak[12]  # √12 is near 3; a single segment of twelve layers saves nothing
     products = run_step(model, batch, lowtide.saving(lowtide.SaveOps(["mm", "addmm", "bmm"]))).peak_bytes
     assert peak[1] < products < 0.8 * plain
 
 
 def test_a_kept_value_is_held_only_when_needed() -> None:
-    """Rule 5: what neither autograd nor a recipe needs goes when plain PyTorch lets it go."""
+    """Rule 5: a value that neither autograd nor a recipe needs is freed when plain PyTorch frees it."""
     x = torch.randn(1000)
     w = torch.ones(1000, requires_grad=True)
     for policy in (lowtide.KeepAll(), lowtide.KeepNone()):
         with PeakMeter() as meter, lowtide.saving(policy):
-            y = x + 1  # 4000 bytes, needed by nobody once z is there
+            y = x + 1  # 4000 bytes, not needed after z is computed
             z = y + w
             del y
             assert meter.live_bytes == 4000
             del z
 
 
-def test_replay_frees_what_only_it_needed() -> None:
-    """A long chain of cheap values between two that are saved: only one step of it is alive at a time."""
+def test_replay_frees_intermediate_values() -> None:
+    """During the replay of a long chain between two saved values, one value of the chain is live at a time."""
     w = torch.ones(1000, requires_grad=True)
     x = torch.randn(1000)
     with lowtide.saving(lowtide.KeepNone()):
@@ -248,7 +248,7 @@ def test_replay_frees_what_only_it_needed() -> None:
 
 
 def test_in_place_chains_replay_in_one_buffer() -> None:
-    """Rule 6: dropout's mask is made by three ops in one buffer, and so is its replay."""
+    """Rule 6: three ops make a dropout mask in one buffer, also in the replay."""
     x = torch.randn(100_000, requires_grad=True)
     torch.manual_seed(0)
     plain = torch.autograd.grad(F.dropout(x, 0.5, True).square().sum(), x)[0]
@@ -260,12 +260,12 @@ def test_in_place_chains_replay_in_one_buffer() -> None:
     assert torch.equal(plain, ours)
     report = lowtide.report()
     assert report.bytes_copied == 0
-    # Autograd's own (the gradients on the way) and one mask; three masks would be two buffers more.
+    # Gradients of autograd and one mask. Three masks would need two more buffers.
     torch.manual_seed(0)
     loss = F.dropout(x, 0.5, True).square().sum()
     with PeakMeter() as plain_meter:
         torch.autograd.grad(loss, x)
-    assert meter.peak_bytes <= plain_meter.peak_bytes + 2 * x.nbytes  # the mask, and what it masks
+    assert meter.peak_bytes <= plain_meter.peak_bytes + 2 * x.nbytes  # the mask and its product
 
 
 def test_no_grad_and_inference_cost_nothing() -> None:
@@ -292,9 +292,9 @@ def _gradient_of_the_chain(ops: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("rule", every_rule())
 def test_a_chain_of_100_000_ops(rule: str) -> None:
-    """No recursion limit anywhere: recording, replay, and when the chain is freed.
+    """Recording, replaying and freeing a long chain do not recurse.
 
-    All of it without keeping anything; with the other rules replays are shorter, and a few thousand would do.
+    `KeepNone` gives the longest replay.
     """
     ops = 100_000 if rule == "KeepNone" else 20_000
     x = torch.ones(2, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Steps that follow a plan are exact, also where a step differs from its plan (Rule 13)."""
+"""Steps that follow a plan are exact, and so are steps that differ from their plan (Rule 13)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FUZZ = settings(
 )
 
 
-# A value that was written in place, and copied because it was about to be written a second time.
+# A value that is written in place, and copied before the second write.
 WRITTEN_TWICE = [
     *[Instruction("unary", "sin", 0, 0)] * 3,
     Instruction("special", "lowtide_checkpoint", 0, 0),
@@ -53,7 +53,7 @@ WRITTEN_TWICE = [
 ]
 
 
-# A gradient formula that takes another path under a dispatch mode, in a step that leaves its plan.
+# A gradient formula that uses other kernels under a dispatch mode, in a step that leaves its plan.
 SENSITIVE_FORMULA = [
     *[Instruction("unary", "sin", 0, 0)] * 5,
     Instruction("unary", "complex", 0, 0),
@@ -79,7 +79,7 @@ MASKS = tuple(
 
 
 class following:  # noqa: N801
-    """A scope that follows a plan, and notes the names of the recorded ops."""
+    """A scope that follows a plan and lists the names of the recorded ops."""
 
     def __init__(self, plan: Plan) -> None:
         runtime = current_runtime()
@@ -88,11 +88,11 @@ class following:  # noqa: N801
         self.strategy = PlannedStrategy(plan, memory_budget, None, runtime.backward.begin)
         recorded = self.strategy.recorded
 
-        def note_name(op: RecordedOp, recipe: Recipe | None) -> None:
+        def record_name(op: RecordedOp, recipe: Recipe | None) -> None:
             self.names[op.number] = op.facts.name
             recorded(op, recipe)
 
-        self.strategy.recorded = note_name  # type: ignore[method-assign]
+        self.strategy.recorded = record_name  # type: ignore[method-assign]
         self.recorder = make_recorder(self.strategy, WithinBudget(2**60), name="a plan")
         self._scope = RecordingScope(runtime, self.recorder)
 
@@ -111,21 +111,22 @@ def names_of(program: list[Instruction], mode: str, length: int) -> list[str]:
 
 
 def plan_of(names: list[str], salt: int, share: int) -> Plan:
-    """A plan that keeps about that share of the ops, in per cent, and compresses a third of them.
+    """Return a plan that keeps about `share` per cent of the ops and compresses a third of them.
 
     Every third plan ends before the step does. Every other plan releases some recomputed values after use.
     """
     if salt % 3 == 0:
         names = names[: len(names) * 3 // 4]
     keep = tuple(hash((salt, j)) % 100 < share for j in range(len(names)))
-    packed = tuple(j for j, kept in enumerate(keep) if kept and hash((salt, j, 1)) % 3 == 0)
+    compressed = tuple(j for j, kept in enumerate(keep) if kept and hash((salt, j, 1)) % 3 == 0)
     recomputed = [j for j, kept in enumerate(keep) if not kept] if salt % 2 else []
     released = tuple(j for j in recomputed if hash((salt, j, 2)) % 3 == 0)
     return Plan(
-        keep=keep, released=released, offload=packed, written_before=tuple(j + 1 for j in packed), compress=packed,
-        codec_costs=MASKS, budget_bytes=2**60, predicted_peak_bytes=0, plain_peak_bytes=0, peak_at="",
+        keep=keep, released=released, offload=compressed, written_before=tuple(j + 1 for j in compressed),
+        compress=compressed, codec_costs=MASKS,
+        budget_bytes=2**60, predicted_peak_bytes=0, plain_peak_bytes=0, peak_at="",
         predicted_step_s=1.0, plain_step_s=1.0, bound_step_s=1.0, solver="none", solve_s=0.0, replayed_ops=0,
-        pinned=(), kinds=(), fingerprint="", op_names=tuple(names),
+        pinned=(), modules=(), fingerprint="", op_names=tuple(names),
     )  # fmt: skip
 
 
@@ -141,8 +142,8 @@ def test_random_programs_are_exact(program: list[Instruction], mode: str, length
         return
     plan = plan_of(names_of(program, mode, length), salt, share)
     ours = run(program, following(plan), mode, length)
-    for what in plain:
-        assert_same(plain[what], ours[what], what)
+    for part in plain:
+        assert_same(plain[part], ours[part], part)
     assert innermost_mode() is None
     assert innermost_hooks() is None
 
@@ -159,7 +160,7 @@ def test_random_programs_are_exact(program: list[Instruction], mode: str, length
 )
 @example(SENSITIVE_TWICE, "double", 3, 220, 50, [(4, Instruction("unary", "exp", 0, 0))])
 @example(SENSITIVE_FORMULA, "after", 3, 0, 50, [(7, Instruction("unary", "exp", 0, 0))])
-def test_another_program_than_the_one_planned(
+def test_programs_that_differ_from_their_plan_are_exact(
     program: list[Instruction], mode: str, length: int, salt: int, share: int, changes: list[tuple[int, Instruction]]
 ) -> None:
     other = list(program)
@@ -174,12 +175,12 @@ def test_another_program_than_the_one_planned(
     ours = run(other, following(plan), mode, length)
     assert innermost_mode() is None
     assert innermost_hooks() is None
-    for what in plain:
-        assert_same(plain[what], ours[what], what)
+    for part in plain:
+        assert_same(plain[part], ours[part], part)
 
 
 def test_the_random_programs_replay_and_follow_their_plans() -> None:
-    """The fuzz would prove nothing if no value were recomputed, or if every step left its plan."""
+    """The fuzz tests are meaningless if no value is recomputed, or if every step leaves its plan."""
     counts: Counter[str] = Counter()
 
     @settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -205,7 +206,7 @@ def test_the_random_programs_replay_and_follow_their_plans() -> None:
 
 
 class Residual(nn.Module):
-    """What convolutional nets do to memory: in place, and then some."""
+    """A residual block with several in-place ops, as in convolutional nets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +247,7 @@ def mean_square(out: torch.Tensor) -> torch.Tensor:
 
 
 def plan_at(share: float, model: nn.Module, batch: Any, loss: Any = mean_square) -> Plan:
-    """A plan for this share of what plain steps have on top of what is there before."""
+    """Return a plan for this share of the bytes that a plain step adds to the live bytes before it."""
     trace = profile(model, batch, loss=loss)
     beside, peak = trace.ops[0].other_bytes, solve(trace, 2**60).predicted_peak_bytes
     plan = solve(trace, beside + int(share * (peak - beside)))
@@ -255,7 +256,7 @@ def plan_at(share: float, model: nn.Module, batch: Any, loss: Any = mean_square)
 
 
 def fitted(share: float) -> tuple[Net, tuple[torch.Tensor], Any]:
-    """A net whose steps follow a plan."""
+    """Return a model whose steps follow a plan, its batch, and a plain step."""
     model, batch = net()
     plain = run_step(model, batch)
     lowtide.fit(model, plan=plan_at(share, model, batch), budget=2**40)
@@ -291,12 +292,12 @@ def test_a_step_that_differs_from_its_plan() -> None:
     model.surprise = ""
     for _ in range(3):
         assert_equal(plain, run_step(model, batch))
-    assert lowtide.report(model).online_steps == 2  # the one that differs, and the next, which is profiled
+    assert lowtide.report(model).online_steps == 2  # the step that differs, and the next one, which is profiled
     lowtide.unfit(model)
 
 
 class Drawing(nn.Module):
-    """Products, until one of them is a dropout instead."""
+    """Eight products; with `draws` the fifth op is a dropout instead."""
 
     draws = False
 
@@ -312,8 +313,8 @@ class Drawing(nn.Module):
 
 
 @pytest.mark.parametrize("steps_before", [0, 3])
-def test_a_step_that_leaves_its_plan_by_drawing_where_something_was_kept(steps_before: int) -> None:
-    """That op ran as one to be kept, without a note of the generator's state, so that it cannot be made again."""
+def test_a_step_that_draws_in_place_of_a_kept_op(steps_before: int) -> None:
+    """The generator state of a kept op is not captured, so the dropout cannot be recomputed."""
     torch.manual_seed(0)
     model, batch = Drawing(), (torch.randn(512, 64),)
     trace = profile(model, batch, loss=mean_square)
@@ -337,8 +338,8 @@ class Sine(nn.Module):
         return x.sin()
 
 
-class Hand(nn.Module):
-    """Leaves what it is handed alone, until it does not."""
+class MaybeWrite(nn.Module):
+    """Returns its input; with `writes` it overwrites the input first."""
 
     writes = False
 
@@ -348,7 +349,7 @@ class Hand(nn.Module):
 
 def test_a_value_that_another_module_overwrites() -> None:
     torch.manual_seed(0)
-    model, batch = nn.Sequential(nn.Linear(8, 8), Sine(), Hand(), nn.Linear(8, 8)), (torch.randn(4, 8),)
+    model, batch = nn.Sequential(nn.Linear(8, 8), Sine(), MaybeWrite(), nn.Linear(8, 8)), (torch.randn(4, 8),)
     plain = run_step(model, batch)
     model[2].writes = True
     expected = run_step(model, batch)
@@ -390,7 +391,7 @@ def test_dropout_masks_are_compressed_or_drawn_from_the_same_state(codec_costs: 
 
 
 class Gated(nn.Module):
-    """Multiplies with a mask, and first with something made from it if that is asked for."""
+    """Multiplies by a mask, and with `early` by a value computed from the mask first."""
 
     def __init__(self, early: bool) -> None:
         super().__init__()
@@ -426,7 +427,7 @@ def test_a_value_that_is_compressed_before_it_is_saved(early: bool) -> None:
 
 
 class Surprising(nn.Module):
-    """A module whose forward changes: `surprise` names how."""
+    """A module whose forward depends on `surprise`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -455,7 +456,7 @@ SURPRISES = ["", "overwrites", "fewer are saved", "more are saved", "ends early"
 
 
 @pytest.mark.parametrize("surprise", SURPRISES)
-def test_a_forward_that_changes(surprise: str) -> None:
+def test_a_forward_that_differs_from_its_plan(surprise: str) -> None:
     def build() -> tuple[Surprising, tuple[torch.Tensor]]:
         torch.manual_seed(0)
         return Surprising(), (torch.randn(48, 16),)
@@ -489,7 +490,7 @@ def test_a_forward_that_changes(surprise: str) -> None:
 
 
 class Sharing(nn.Module):
-    """Weights that are divided by their sum in place, as routers do: autograd copies them first, and saves that."""
+    """Weights are divided by their sum in place, as in routers. Autograd saves a copy of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -522,7 +523,7 @@ class Loss(nn.Module):
         return x.sin().square().mean()
 
 
-def test_ops_after_all_that_is_planned() -> None:
+def test_ops_after_the_last_planned_op() -> None:
     torch.manual_seed(0)
     model, batch = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), Loss()), (torch.randn(4, 8),)
     loss = lambda model, batch: model(*batch)
@@ -539,7 +540,7 @@ def test_ops_after_all_that_is_planned() -> None:
     lowtide.unfit(model)
 
 
-def test_an_error_in_forward_leaves_nothing_behind() -> None:
+def test_no_state_remains_after_an_error_in_forward() -> None:
     model, batch, plain = fitted(0.75)
     state = copy.deepcopy(model.state_dict())
     model.surprise = "error"
@@ -565,20 +566,20 @@ class Counting(TorchDispatchMode):
 
 
 class Watched(nn.Module):
-    """A model that looks at its own ops, and keeps what it saves for itself."""
+    """A model that counts its own ops and packs its own saved tensors."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
         self.ops: Counter[str] = Counter()
-        self.packed = 0
+        self.n_packed = 0
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.packed += 1
+        self.n_packed += 1
         return tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.packed = 0
+        self.n_packed = 0
         x = x * 2
         with Counting() as mode, torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t):
             x = self.inner(x)
@@ -586,11 +587,11 @@ class Watched(nn.Module):
         return x.sin()
 
 
-def test_modes_and_hooks_of_the_model_itself() -> None:
+def test_modes_and_hooks_inside_the_model() -> None:
     torch.manual_seed(0)
     model, batch = Watched(nn.Sequential(*[nn.Linear(32, 32), nn.GELU()] * 4)), (torch.randn(64, 32),)
     plain = run_step(model, batch)
-    ops, packed = model.ops, model.packed
+    ops, n_packed = model.ops, model.n_packed
     plan = solve(profile(model, batch, loss=mean_square), 2**60)
     gelus = [j for j, name in enumerate(plan.op_names) if "gelu" in name]
     decisions = [j not in gelus[:2] for j in range(len(plan.keep))]
@@ -598,12 +599,12 @@ def test_modes_and_hooks_of_the_model_itself() -> None:
     for _ in range(4):
         assert_equal(plain, run_step(model, batch))
         assert model.ops["aten.addmm.default"] == ops["aten.addmm.default"]
-        assert model.packed == packed
+        assert model.n_packed == n_packed
     assert lowtide.report(model).online_steps == 0
     lowtide.unfit(model)
 
 
-def test_a_loss_module_made_anew_for_every_step() -> None:
+def test_a_new_loss_module_in_every_step() -> None:
     model, batch = net()
     loss = lambda m, b: nn.MSELoss()(m(*b), torch.zeros(4, 4))
     plain = run_step(model, batch, loss=loss)

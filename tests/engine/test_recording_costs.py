@@ -18,7 +18,7 @@ from lowtide.profiling.peak_meter import PeakMeter
 from . import deep
 
 
-def test_measuring_disturbs_nothing() -> None:
+def test_measuring_has_no_side_effects() -> None:
     x = torch.ones(3, requires_grad=True)
     with lowtide.saving(lowtide.KeepNone()):
         loss = x.sin().sum()
@@ -26,7 +26,7 @@ def test_measuring_disturbs_nothing() -> None:
     recording_costs.cache_clear()
     with PeakMeter() as meter:
         costs = recording_costs()
-    assert meter.peak_bytes < 2**19  # a model with a budget may be in memory
+    assert meter.peak_bytes < 2**19  # other fitted models may be in memory
     assert 0 <= costs.dispatch_s < 1e-2
     assert 1e-6 < costs.replay_overhead_s < 1e-2
     assert recording_costs() is costs
@@ -37,7 +37,7 @@ def test_measuring_disturbs_nothing() -> None:
     assert torch.equal(x.grad, torch.ones(3).cos())
 
 
-def test_each_replay_is_charged_the_measured_constant() -> None:
+def test_each_replay_costs_the_measured_constant() -> None:
     model, batch = deep.build("gpt2")
     trace = profile(model, batch)
     assert trace.replay_overhead_s == recording_costs().replay_overhead_s
@@ -48,8 +48,8 @@ def test_each_replay_is_charged_the_measured_constant() -> None:
     assert judged.extra_s == pytest.approx(kernels_s + judged.replayed_ops * trace.replay_overhead_s)
 
 
-def test_a_verified_op_takes_the_less_of_its_two_times() -> None:
-    """Checking the op before has been through the caches, so that the first run is slower than in a plain step."""
+def test_a_verified_op_has_the_shorter_of_its_two_times() -> None:
+    """Verification of the previous op evicts processor caches, so the first run is slower than in a plain step."""
     runs: list[bool] = []
 
     @torch.library.custom_op("lowtide_test::slow_at_first", mutates_args=())
@@ -77,8 +77,8 @@ def test_a_verified_op_takes_the_less_of_its_two_times() -> None:
         assert len(runs) == 1 + verify
 
 
-def test_a_pause_in_backward_is_not_taken_for_its_time() -> None:
-    """Of layers alike the one in the middle counts: what happened once would not happen in the next step."""
+def test_a_pause_in_backward_does_not_count_as_its_time() -> None:
+    """The median over equal layers is used, so a single pause has no effect."""
     pauses: list[float] = []
 
     class Model(nn.Module):

@@ -33,7 +33,7 @@ def gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def fitted(released: tuple[str, ...] = ()) -> Any:
-    """Train under a plan that recomputes all it can and releases the values of these ops."""
+    """Train under a plan that recomputes all replayable ops and releases the values of these ops."""
     model, x = Forked(), torch.randn(16, 32, generator=torch.Generator().manual_seed(1))
     plain = gradients(model, x)
     trace = profile(model, (x,))

@@ -1,4 +1,4 @@
-"""The rules: what each keeps and recomputes, on programs small enough to count by hand."""
+"""Policies on small programs: kept and recomputed values are counted by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ K, R = lowtide.Decision.KEEP, lowtide.Decision.RECOMPUTE
 
 
 def decisions(policy: Any, forward: Any) -> list[tuple[str, str, int | None]]:
-    """What a policy is asked about: op, module and layer, in order."""
+    """Return the `OpInfo` of each call of `decide`, in order."""
     seen: list[Any] = []
 
     class Spy(lowtide.Policy):
@@ -61,7 +61,7 @@ class Stack(nn.Module):
         return self.head(x)
 
 
-def test_ops_know_their_module_and_layer() -> None:
+def test_ops_have_their_module_and_layer() -> None:
     model = Stack(2)
     x = torch.randn(5, 3)
     ops = decisions(lowtide.EveryN(1), lambda: model(x).sum())
@@ -91,15 +91,15 @@ def test_every_n_keeps_the_input_of_every_nth_layer(n: int, kept_boundaries: int
         loss = model(x).sum()
     report = lowtide.report()
     assert report.layers == 4
-    # Autograd saves per layer: norm's input and its statistics (2), linear's input, tanh's output; and head's input.
-    # Kept are the inputs of layers 0, n, 2n, … that norm saves, and what the head, outside the layers, reads.
+    # Autograd saves per layer: input and 2 statistics of norm, input of linear, output of tanh. Also the input of head.
+    # Kept: the inputs of layers 0, n, 2n, … that norm saves, and the input of head, which is outside the layers.
     assert report.values_kept == kept_boundaries + 1
     assert report.values_recomputed == 4 * 5 - kept_boundaries
     loss.backward()
 
 
 def test_a_layers_input_that_was_saved_before_counts_as_kept() -> None:
-    """tanh saves its output inside layer 0; then it turns out to be the input of layer 1."""
+    """tanh saves its output inside layer 0. Later this value is the input of layer 1."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
     x = torch.randn(4, 8)
     with lowtide.saving(lowtide.EveryN(1)):
@@ -112,7 +112,7 @@ def test_a_layers_input_that_was_saved_before_counts_as_kept() -> None:
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2"])
-def test_every_n_refuses_nonsense(n: Any) -> None:
+def test_every_n_refuses_invalid_numbers(n: Any) -> None:
     with pytest.raises(lowtide.ArgumentError, match="n must be an int ≥ 1"):
         lowtide.EveryN(n)
 
@@ -132,7 +132,7 @@ def test_layers_can_be_given() -> None:
     assert lowtide.report().layers == 2
 
 
-def test_a_loop_over_blocks_without_a_model_needs_them_named() -> None:
+def test_a_loop_over_blocks_without_a_model_needs_layers() -> None:
     blocks = nn.ModuleList(Block() for _ in range(3))
     x = torch.randn(4, 8, requires_grad=True)
     with lowtide.saving(lowtide.EveryN(1, layers=list(blocks))):
@@ -183,7 +183,7 @@ def test_a_model_without_repetition_is_one_layer() -> None:
     loss.backward()
 
 
-def test_save_ops_in_every_spelling() -> None:
+def test_save_ops_accepts_all_forms_of_op_names() -> None:
     aten = torch.ops.aten
     model = Stack(3)
     x = torch.randn(5, 3)
@@ -196,11 +196,11 @@ def test_save_ops_in_every_spelling() -> None:
             with lowtide.saving(policy):
                 loss = model(x).sum()
             loss.backward()
-            # of each layer norm, tanh and the sum are made again, the product is not
+            # norm, tanh and sum of each layer are recomputed, the product is not
             assert lowtide.report().replayed_ops == 3 * 2
 
 
-def test_save_ops_without_layers_holds_everywhere() -> None:
+def test_save_ops_without_layers_applies_to_all_ops() -> None:
     w = torch.randn(4, 4, requires_grad=True)
     with pytest.warns(lowtide.LowtideWarning), lowtide.saving(lowtide.SaveOps("mm")):
         loss = (w @ w).sin().exp().sum()
@@ -210,8 +210,8 @@ def test_save_ops_without_layers_holds_everywhere() -> None:
     loss.backward()
 
 
-def test_selective_counts_what_would_be_replayed() -> None:
-    """Chains of cheap ops are cut when they add up."""
+def test_selective_adds_the_costs_of_replayed_ops() -> None:
+    """A long chain of cheap ops is interrupted by kept values."""
     x = torch.randn(10, requires_grad=True)
     policy = lowtide.Selective(min_cost_us=3, cost=lambda op: 1.0)
     costs = []
@@ -239,8 +239,8 @@ def test_selective_measures_by_default() -> None:
     small = torch.randn(4, requires_grad=True)
     policy = lowtide.Selective()
     assert policy.min_cost_us == 100
-    for _ in range(20):  # a busy machine may be slow at all three runs that are timed
-        timing._measured.clear()
+    for _ in range(20):  # on a busy machine all three timed runs may be slow
+        timing.MEASURED.clear()
         for _ in range(4):  # the first runs are warm-up
             with lowtide.saving(policy):
                 big = (a @ a).sin()
@@ -292,7 +292,7 @@ def test_segments_by_hand() -> None:
         lowtide.Segments.uniform(-1, 2)
 
 
-def test_segments_are_obeyed() -> None:
+def test_segments_are_recomputed() -> None:
     x = torch.randn(10, requires_grad=True)
     with lowtide.saving(lowtide.Segments([(1, 2)])):
         loss = x.sin().sin().sin().sin().sum()
@@ -358,7 +358,7 @@ def test_any_callable_is_a_policy() -> None:
         lowtide.saving(lowtide.KeepAll)
 
 
-def test_a_report_prints_as_a_person_reads_it() -> None:
+def test_a_report_prints_as_text() -> None:
     model = Stack(2)
     x = torch.randn(5, 3)
     with lowtide.saving(lowtide.EveryN(1)):

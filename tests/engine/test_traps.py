@@ -1,4 +1,4 @@
-"""What schemas do not say, memory that is not what it seems, and classes that are not ours (Rules 6 to 14)."""
+"""Incomplete schemas, unusual memory and foreign tensor classes (Rules 6 to 14)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 class Count(TorchDispatchMode):
-    """Which kernels run."""
+    """Counts kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def test_replay_runs_each_needed_kernel_once_and_no_other() -> None:
         a = x.sin()
         b = a.exp()
         c = b.tanh()
-        x.cos()  # nobody wants this
+        x.cos()  # not needed in backward
         loss = c.sum()
     with Count() as count:
         loss.backward()
@@ -55,7 +55,7 @@ def test_replay_runs_each_needed_kernel_once_and_no_other() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_statistics_are_updated_once(training: bool) -> None:
-    """pytorch#96136. `native_batch_norm` writes them without saying so in its schema."""
+    """pytorch#96136: `native_batch_norm` writes the statistics without declaring it in its schema."""
     assert not aten.native_batch_norm.default._schema.is_mutable
     assert facts_of(aten.native_batch_norm.default).writes
     norm, plain_norm = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
@@ -69,7 +69,7 @@ def test_batch_norm_statistics_are_updated_once(training: bool) -> None:
         assert torch.equal(buffer, norm.get_buffer(name)), name
 
 
-def test_statistics_that_change_between_forward_and_backward_do_not_matter_in_training() -> None:
+def test_replay_in_training_ignores_changed_statistics() -> None:
     norm = nn.BatchNorm1d(6)
     x = torch.randn(10, 6, requires_grad=True)
     with lowtide.saving(NONE):
@@ -80,8 +80,8 @@ def test_statistics_that_change_between_forward_and_backward_do_not_matter_in_tr
     assert torch.equal(ours, plain)
 
 
-def test_a_view_that_does_not_fit_is_an_error_not_garbage() -> None:
-    """`Tensor.set_` grows a storage that is too small; the engine must never let it."""
+def test_a_view_outside_its_storage_is_an_error() -> None:
+    """`Tensor.set_` grows a storage that is too small. The engine must prevent this."""
     from lowtide.engine.values.view import view_of
 
     base = torch.zeros(4)
@@ -92,7 +92,7 @@ def test_a_view_that_does_not_fit_is_an_error_not_garbage() -> None:
 
 
 def test_a_source_whose_storage_was_freed_is_an_error() -> None:
-    """What FSDP2 does to a parameter between forward and backward, without its gathering it again."""
+    """FSDP2 frees the storage of a parameter like this. Here it is not gathered again."""
     w = torch.randn(8, 8, requires_grad=True)
     with lowtide.saving(NONE):
         loss = (w.sin() @ w.cos()).exp().sum()
@@ -112,15 +112,15 @@ def test_a_source_that_moved_is_an_error() -> None:
     was = x.data_ptr()
     fillers = []
     while x.data_ptr() == was and len(fillers) < 100:
-        x.untyped_storage().resize_(1_000_000)  # too large to stay where it was
-        fillers.append(torch.zeros(64))  # may take the place that it left
+        x.untyped_storage().resize_(1_000_000)  # too large for the old address
+        fillers.append(torch.zeros(64))  # may get the old address
         x.untyped_storage().resize_(256)
     assert x.data_ptr() != was
     with pytest.raises(lowtide.StaleSourceError, match="was moved to other memory"):
         loss.backward()
 
 
-def test_empty_then_filled_is_a_recipe() -> None:
+def test_empty_memory_that_is_filled_can_be_recomputed() -> None:
     x = torch.randn(2000, requires_grad=True)
 
     def f() -> torch.Tensor:
@@ -138,8 +138,8 @@ def test_empty_then_filled_is_a_recipe() -> None:
     assert report.values_recomputed >= 2
 
 
-def test_empty_then_read_is_opaque_memory() -> None:
-    """Rule 9: something that the recorder cannot see fills the buffer (here NumPy; elsewhere a raw kernel)."""
+def test_empty_memory_that_is_read_is_opaque() -> None:
+    """Rule 9: NumPy fills the buffer without a recorded op, as a raw kernel would."""
     x = torch.randn(500, requires_grad=True)
 
     def f() -> torch.Tensor:
@@ -153,7 +153,7 @@ def test_empty_then_read_is_opaque_memory() -> None:
     assert torch.equal(grad_of(f, x)[0], plain)
 
 
-def test_a_zeroed_buffer_written_unseen_is_found_by_verification() -> None:
+def test_verification_detects_an_unrecorded_write_to_a_zeroed_buffer() -> None:
     x = torch.randn(500, requires_grad=True)
 
     def f() -> torch.Tensor:
@@ -164,10 +164,10 @@ def test_a_zeroed_buffer_written_unseen_is_found_by_verification() -> None:
     plain = torch.autograd.grad(f(), x)[0]
     assert torch.equal(grad_of(f, x, scope=lowtide.saving(NONE, verify=True))[0], plain)
     assert [(p.op, p.count) for p in lowtide.report().pinned] == [("aten.zeros.default", 1)]
-    assert "something that the recorder does not see" in lowtide.report().pinned[0].why
+    assert "written without a recorded op" in lowtide.report().pinned[0].why
 
 
-def test_verification_does_not_take_an_ops_own_write_for_anothers() -> None:
+def test_verification_accepts_the_writes_of_recorded_ops() -> None:
     x = torch.randn(3000, requires_grad=True)
     with lowtide.saving(lowtide.Selective(min_cost_us=1e9, cost=lambda op: 1.0), verify=True):
         loss = (F.dropout(x, 0.5, True).sin().relu_() * x).sum()
@@ -195,7 +195,7 @@ def test_out_variants() -> None:
         with torch.no_grad():
             out = torch.empty(300)
             torch.add(x, 1, out=out)
-            torch.mul(out, 2, out=out)  # reads what it writes
+            torch.mul(out, 2, out=out)  # the output is also an input
             torch.sub(out, out, out=out[:])
             torch.add(out, x, out=out)
         return (out * x).sum()
@@ -220,7 +220,7 @@ def test_a_tensor_copied_onto_itself() -> None:
 
 @pytest.mark.parametrize("alias", [lambda t: t, lambda t: t.view_as(t), lambda t: t.flip(0).flip(0)])
 def test_a_layer_that_overwrites_its_input_through_an_alias(alias: Any) -> None:
-    """What the alias means is the layer's input as it was, not as it is once the op has run."""
+    """The alias refers to the input of the layer before the op overwrites it."""
 
     class Doubling(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -247,7 +247,7 @@ def test_a_layer_that_overwrites_its_input_through_an_alias(alias: Any) -> None:
         assert torch.equal(grad_of(f, w, scope=lowtide.saving(policy))[0], plain)
 
 
-def test_in_place_on_what_a_recipe_needs_copies_it_first() -> None:
+def test_an_in_place_op_copies_a_value_that_a_recipe_needs() -> None:
     buffer = torch.ones(100)
     x = torch.randn(100, requires_grad=True)
 
@@ -297,12 +297,12 @@ def test_custom_ops_are_kept_unless_allowed() -> None:
     calls.clear()
     assert torch.equal(grad_of(f, x)[0], plain)
     assert lowtide.report().pinned == ()
-    assert len(calls) == 2  # exp's output is asked for, and that is made from triple's: hence once more
+    assert len(calls) == 2  # the output of exp is unpacked; its replay needs the output of triple, which runs once more
     assert lowtide.report().values_kept == 0
 
 
 def test_ops_that_do_not_reproduce_are_pinned() -> None:
-    """Rule 10, with an op that lies about itself."""
+    """Rule 10 with an op that has an undeclared state."""
     state = {"n": 0}
 
     @torch.library.custom_op("lowtide_test::drift", mutates_args=())
@@ -325,7 +325,7 @@ def test_ops_that_do_not_reproduce_are_pinned() -> None:
 
 
 def test_foreign_tensors_pass_through() -> None:
-    """Rule 14: a wrapper class and sparse tensors."""
+    """Rule 14 for a wrapper subclass and sparse tensors."""
 
     class Wrapper(torch.Tensor):
         @staticmethod
@@ -384,7 +384,7 @@ def test_small_random_values_are_kept_rather_than_their_generator_state() -> Non
     loss.backward()
 
 
-def test_set_and_resize_lose_no_value() -> None:
+def test_values_survive_set_and_resize() -> None:
     x = torch.randn(100, requires_grad=True)
 
     def f() -> torch.Tensor:
@@ -402,7 +402,7 @@ def test_ops_of_a_backward_inside_the_scope_are_not_recorded() -> None:
     with lowtide.saving(NONE):
         x.sin().exp().sum().backward()
         ops = lowtide.report().ops
-        x.grad.mul_(2)  # what backward made is a source
+        x.grad.mul_(2)  # a result of backward is a source
         y = (x * x.grad).sin().sum()
     plain = torch.autograd.grad((x * x.grad).sin().sum(), x)[0]
     assert ops == 4  # sin, exp, sum, and the gradient of the loss that backward() starts from
@@ -424,8 +424,8 @@ def test_kv_cache_is_appended_once() -> None:
     assert cache.get_seq_length() == 24
 
 
-def test_residual_stream_is_cut_at_layers() -> None:
-    """With no boundary kept one ask replays every earlier block; with boundaries just its own."""
+def test_the_residual_stream_is_kept_at_layers() -> None:
+    """Without kept layer inputs one unpack replays all earlier blocks. With them it replays its own block only."""
 
     class Residual(nn.Module):
         def __init__(self) -> None:
@@ -442,12 +442,12 @@ def test_residual_stream_is_cut_at_layers() -> None:
     for policy, replayed_first in ((NONE, True), (lowtide.EveryN(1), False)):
         with lowtide.saving(policy):
             loss = model(x).square().sum()
-        assert loss.grad_fn.next_functions[0][0]._saved_self is not None  # asks for the last value
+        assert loss.grad_fn.next_functions[0][0]._saved_self is not None  # unpacks the last value
         assert (lowtide.report().replayed_ops > 8) is replayed_first
 
 
-def test_dropout_in_every_place_is_drawn_once() -> None:
-    """pytorch#190758: dropout drawn anew in the recompute gives silently wrong gradients."""
+def test_each_dropout_is_drawn_once() -> None:
+    """pytorch#190758: a recompute that draws other dropout masks gives wrong gradients without an error."""
     x = torch.randn(64, 64, requires_grad=True)
 
     def f() -> torch.Tensor:
@@ -482,21 +482,21 @@ def test_facts_hold_their_op_so_that_ids_stay_unique() -> None:
     assert facts_of(aten.sin.default).func is aten.sin.default
 
 
-def test_ops_known_not_to_repeat_are_never_replayed() -> None:
+def test_ops_tagged_nondeterministic_are_never_replayed() -> None:
     assert "hidden generator" in (facts_of(aten._cudnn_rnn.default).pinned or "")
     assert facts_of(aten.mm.default).pinned is None
 
     torch.library.define("lowtide_test::shaky", "(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_bitwise,))
     lowtide.allow_replay("lowtide_test::shaky")
-    assert "same bits twice" in (facts_of(torch.ops.lowtide_test.shaky.default).pinned or "")
+    assert "nondeterministic" in (facts_of(torch.ops.lowtide_test.shaky.default).pinned or "")
 
 
 def test_the_workspace_of_an_lstm_is_not_compared() -> None:
-    """oneDNN leaves bytes of it unwritten, which differ from call to call and are never read."""
+    """oneDNN leaves some bytes of the workspace unwritten. They differ between calls and are never read."""
     torch.manual_seed(0)
     model = nn.LSTM(128, 128, num_layers=4, batch_first=True)
     x = torch.randn(16, 64, 128, requires_grad=True)
-    junk = [torch.randn(2**k) for k in range(10, 22)]  # so that fresh memory is not all zeros
+    junk = [torch.randn(2**k) for k in range(10, 22)]  # so that new memory is not all zeros
 
     def grads(scope: Any) -> list[torch.Tensor]:
         with scope:
@@ -512,7 +512,7 @@ def test_the_workspace_of_an_lstm_is_not_compared() -> None:
 
 
 def test_random_ops_on_the_meta_device_draw_nothing() -> None:
-    """A model may be built there while a scope is open."""
+    """A model may be built on the meta device while a scope is open."""
     before = torch.get_rng_state()
     with lowtide.saving(NONE):
         layer = nn.Linear(4, 4, device="meta")
@@ -542,7 +542,7 @@ WRITTEN_LISTS = {
     ids=["all", "none", "verified", "budget", "meter"],
 )
 def test_a_list_of_tensors_written_in_place_counts_as_written(name: str, view: Any, scope: Any) -> None:
-    """Under a dispatch mode torch loses count of these writes, and autograd then goes by the graph before the write."""
+    """Under a dispatch mode torch does not count these writes, and autograd would use the graph before the write."""
 
     def step(around: Any) -> tuple[torch.Tensor, int]:
         torch.manual_seed(0)

@@ -175,7 +175,7 @@ def bert() -> Made:
 
 
 @model
-def albert() -> Made:  # one layer called again and again
+def albert() -> Made:  # one layer, called several times
     return text(
         T.AlbertForMaskedLM(
             T.AlbertConfig(

@@ -1,4 +1,4 @@
-"""Budgets and profiles count every tensor of the process: none of another test may die in the midst of one."""
+"""Collect garbage before each test: budgets and profiles count all tensors of the process."""
 
 from __future__ import annotations
 

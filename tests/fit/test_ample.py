@@ -1,4 +1,4 @@
-"""Where everything fits with room to spare, a fitted model is plain PyTorch, and still counted and looked after."""
+"""Under a large budget a fitted model runs as plain PyTorch; its steps are still counted and checked."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..engine.steps import assert_equal, run_step
 from .test_fit import DROP_ONLY, stack
 
 
-class Witness(nn.Module):
-    """Notes whether its calls are recorded, and can fail."""
+class RecordsCalls(nn.Module):
+    """Records whether its calls are recorded, and can raise an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,15 +32,15 @@ class Witness(nn.Module):
         return y
 
 
-def test_steps_that_keep_everything_are_left_alone() -> None:
-    model = Witness()
+def test_steps_that_keep_everything_run_without_a_recorder() -> None:
+    model = RecordsCalls()
     x = torch.randn(16, 64)
     plain = run_step(model, (x,))
     lowtide.fit(model, budget="64 GiB", **DROP_ONLY)
     model.recorded.clear()
     for _ in range(9):
         assert_equal(plain, run_step(model, (x,)))
-    # One to profile, five that have to go as planned, and from then on nothing but a count.
+    # One profiled step, five steps that follow the plan, then steps that are only counted.
     assert model.recorded == [True] * 6 + [False] * 3
     report = lowtide.report(model)
     assert (report.steps, report.online_steps) == (9, 1)
@@ -49,7 +49,7 @@ def test_steps_that_keep_everything_are_left_alone() -> None:
 
 
 def test_not_where_the_budget_is_only_just_enough() -> None:
-    model = Witness()
+    model = RecordsCalls()
     x = torch.randn(512, 64)
     lowtide.fit(model, budget="64 GiB", **DROP_ONLY)
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_not_where_the_budget_is_only_just_enough() -> None:
 
 
 def test_failures_and_steps_without_backward_leave_nothing() -> None:
-    model = Witness()
+    model = RecordsCalls()
     x = torch.randn(16, 64)
     plain = run_step(model, (x,))
     lowtide.fit(model, budget="64 GiB", **DROP_ONLY)
@@ -85,7 +85,7 @@ def test_failures_and_steps_without_backward_leave_nothing() -> None:
 
 
 def test_other_shapes_are_profiled_still() -> None:
-    model = Witness()
+    model = RecordsCalls()
     lowtide.fit(model, budget="64 GiB", **DROP_ONLY)
     sizes: list[Any] = [16] * 8 + [8]
     for rows in sizes:

@@ -1,4 +1,4 @@
-"""Plans that hold values packed: exact by masks, near by bfloat16, within the budget, as predicted."""
+"""Plans that compress values: exact with masks, close with bfloat16, within the budget, as predicted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .test_fit import fitted_steps
 
 
 class Gated(nn.Module):
-    """Layers whose largest saved values are bools, of ops that are dear to make again."""
+    """Layers whose largest saved values are bools and expensive to recompute."""
 
     def __init__(self, layers: int = 4, size: int = 256) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class Gated(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for weight in self.weights:
             big = x @ weight
-            closed = (big @ weight.detach()).sigmoid() > 0.5  # dear, and only its bools are saved
+            closed = (big @ weight.detach()).sigmoid() > 0.5  # expensive, and only its bools are saved
             x = big.masked_fill(closed, 0.5).mean(0, keepdim=True).expand(x.shape[0], -1) + 0.1
         return x.sum()
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Codecs are taken to be quicker than any op, so that plans use them."""
+    """Assume codecs that are faster than any op, so that plans use them."""
     measure = costs.measure_codec_cost
 
     def at_once(*args: Any, **kwargs: Any) -> CodecCost | None:
@@ -57,7 +57,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     measure.cache_clear()
 
 
-def test_masks_are_packed_and_nothing_is_lost(quick: None) -> None:
+def test_masks_are_compressed_exactly(quick: None) -> None:
     torch.manual_seed(0)
     model, batch = Gated(), (torch.randn(4096, 256),)
     plain = run_step(model, batch)
@@ -77,8 +77,8 @@ def test_masks_are_packed_and_nothing_is_lost(quick: None) -> None:
     lowtide.unfit(model)
 
 
-class Dropping(nn.Module):
-    """Layers with dropout, of which autograd saves the scaled masks, in place and not."""
+class WithDropout(nn.Module):
+    """Layers with dropout, whose scaled masks are saved, in place and out of place."""
 
     def __init__(self, layers: int = 4, size: int = 256) -> None:
         super().__init__()
@@ -90,24 +90,24 @@ class Dropping(nn.Module):
         return x.sum()
 
 
-def test_dropout_masks_are_known_to_have_two_elements() -> None:
+def test_dropout_masks_are_recorded_as_binary() -> None:
     torch.manual_seed(0)
-    trace = profile(Dropping(), (torch.randn(512, 256),))
+    trace = profile(WithDropout(), (torch.randn(512, 256),))
     masks = [value for value in trace.values if value.binary]
-    assert len({value.storage for value in masks}) == 4  # each drawn, then scaled in place
+    assert len({value.storage for value in masks}) == 4  # drawn, then scaled in place
     assert {value.dtype for value in masks} == {"float32"}
     saved = [trace.values[v] for v in trace.saved]
     assert sum(value.binary for value in saved) == 4
     assert Trace.from_json(trace.to_json()) == trace
 
 
-def test_what_only_begins_with_two_elements_is_not_binary() -> None:
+def test_a_value_with_more_elements_later_is_not_binary() -> None:
     weight = nn.Parameter(torch.ones(512, 256))
 
     class Mixing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             mask = torch.empty_like(x).bernoulli_(0.5)
-            mask[:100].mul_(3.0)  # a part: three different elements now
+            mask[:100].mul_(3.0)  # a part, so three distinct elements
             other = torch.empty_like(x).bernoulli_(0.5).mul_(x)
             third = torch.empty(600, 256)
             third[:512].bernoulli_(0.5)
@@ -119,9 +119,9 @@ def test_what_only_begins_with_two_elements_is_not_binary() -> None:
     assert not any(trace.values[v].binary for v in trace.saved)
 
 
-def test_scaled_dropout_masks_are_packed_and_nothing_is_lost(quick: None) -> None:
+def test_scaled_dropout_masks_are_compressed_exactly(quick: None) -> None:
     torch.manual_seed(0)
-    model, batch = Dropping(), (torch.randn(2048, 256),)
+    model, batch = WithDropout(), (torch.randn(2048, 256),)
     plain = run_step(model, batch)
     limit = int(0.85 * plain.peak_bytes)
     for step in fitted_steps(model, batch, limit, codecs="exact"):
@@ -138,11 +138,9 @@ def test_scaled_dropout_masks_are_packed_and_nothing_is_lost(quick: None) -> Non
 
 
 @pytest.mark.parametrize("codecs", ["exact", "bf16"])
-def test_a_mask_that_turns_out_to_have_more_elements_is_kept_or_goes_to_the_next_codec(
-    codecs: str, quick: None
-) -> None:
-    class Fickle(Dropping):
-        """The same ops, but the masks of one step are scaled by a row of numbers, not by one."""
+def test_a_mask_with_more_elements_than_planned_is_kept_or_gets_the_next_codec(codecs: str, quick: None) -> None:
+    class Fickle(WithDropout):
+        """The same ops, but one step scales its masks by a row of numbers instead of one number."""
 
         scale: Any = 1.5
 
@@ -169,14 +167,14 @@ def test_a_mask_that_turns_out_to_have_more_elements_is_kept_or_goes_to_the_next
         codec_costs=tuple(way for way in ways if way is not None and way.codec in allowed),
     )
     lowtide.fit(model, plan=plan, codecs=allowed, budget=2**60)
-    for scale, packed in ((torch.tensor(1.5), 4), (torch.rand(256), 4 if codecs == "bf16" else 0)):
+    for scale, compressed in ((torch.tensor(1.5), 4), (torch.rand(256), 4 if codecs == "bf16" else 0)):
         lowtide.unfit(model)
         model.scale = scale
         plain = run_step(model, batch)
         lowtide.fit(model, plan=plan, codecs=allowed, budget=2**60)
         step = run_step(model, batch)
         (assert_equal if scale.dim() == 0 or codecs == "exact" else assert_close)(plain, step)
-        assert lowtide.report().values_compressed == packed  # type: ignore[union-attr]
+        assert lowtide.report().values_compressed == compressed  # type: ignore[union-attr]
     lowtide.unfit(model)
 
 
@@ -194,7 +192,7 @@ def test_a_lossy_codec_that_is_named(name: str, quick: None) -> None:
     assert report.plan.compress
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes is not None
-    # What a node lets go of before its successors take the most is counted beside that: never too little, here more.
+    # Bytes that a node frees before the peak of its successors are counted too, so the prediction is an upper bound.
     assert 0.995 * report.measured_peak_bytes <= report.predicted_peak_bytes <= 1.08 * report.measured_peak_bytes
     lowtide.unfit(model)
 
@@ -218,7 +216,7 @@ def test_a_plan_needs_its_codecs(quick: None, tmp_path: Path) -> None:
     assert plan.compress
     plan.save(tmp_path / "plan.json")
     assert lowtide.Plan.load(tmp_path / "plan.json") == plan
-    with pytest.raises(lowtide.LowtideError, match=r"packed by 'bf16'.*codecs="):
+    with pytest.raises(lowtide.LowtideError, match=r"compresses values with 'bf16'.*codecs="):
         lowtide.fit(model, plan=plan)
     lowtide.fit(model, plan=plan, codecs="bf16", budget=2**60)
     run_step(model, batch)
@@ -259,12 +257,12 @@ def test_nothing_stays_after_a_step_an_exception_or_a_dropped_graph(quick: None)
 @pytest.mark.parametrize("codec", ["mask", "bf16", "fp16", "fp8", "int8"])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 2**16 + 5])
 @pytest.mark.parametrize("binary", [False, True])
-def test_a_fixed_size_is_what_the_codec_takes(codec: str, count: int, binary: bool) -> None:
+def test_the_planned_size_is_the_size_of_the_codec(codec: str, count: int, binary: bool) -> None:
     for dtype in (torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16):
         codec_cost = costs.measure_codec_cost(codec, str(dtype).removeprefix("torch."), binary=binary)
         content = torch.randn(count)
         encoded = CODECS[codec].encode((content > 0 if dtype is torch.bool or binary else content).to(dtype))
-        if codec_cost is None or encoded is None:  # what it would not make smaller it leaves alone
+        if codec_cost is None or encoded is None:  # the codec does not apply if the result is not smaller
             assert (
                 codec_cost is None or codec_cost.compressed_bytes(count * dtype.itemsize) + 16 >= count * dtype.itemsize
             )
@@ -287,12 +285,12 @@ def test_a_plan_on_the_shelf_serves_only_those_who_allow_its_codecs(quick: None,
         gc.collect()
         ledger().count_everything()
         lowtide.fit(model, budget=limit, codecs=codecs, cache=tmp_path)
-        packed = 0
+        compressed = 0
         for _ in range(3):
             run_step(model, batch)
-            packed += lowtide.report().values_compressed  # type: ignore[union-attr]
+            compressed += lowtide.report().values_compressed  # type: ignore[union-attr]
         lowtide.unfit(model)
-        return packed
+        return compressed
 
     model, batch = deep.build("gpt2")
     gc.collect()

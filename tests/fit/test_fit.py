@@ -1,4 +1,4 @@
-"""fit: exact, within the budget, as predicted; and gone without a trace."""
+"""`fit` is exact, stays within the budget, agrees with its predictions and leaves no state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DROP_ONLY: dict[str, Any] = {"stores": None, "codecs": None}
 
 
 def fitted_steps(model: nn.Module, batch: Any, limit: int, steps: int = 4, **options: Any) -> list[Step]:
-    """Steps of a fitted model; `limit` is without what only the test holds, which counts as all tensors do."""
+    """Run steps of a fitted model. The bytes that only the test holds are added to `limit`."""
     lowtide.fit(model, budget=limit, **{**DROP_ONLY, **options})
     state = registry.state_of(model)
     begin = state.before_forward
@@ -68,7 +68,7 @@ def test_every_architecture_is_exact(name: str) -> None:
     plain = run_step(model, batch)
     fixed = fixed_bytes(model, batch)
     limit = fixed + int(0.8 * (plain.peak_bytes - fixed))
-    for step in fitted_steps(model, batch, limit, steps=4):  # profiled, seen whole twice, seen where it matters
+    for step in fitted_steps(model, batch, limit, steps=4):  # profiled, measured twice, not measured
         assert_equal(plain, step)
         assert step.peak_bytes <= limit
     lowtide.unfit(model)
@@ -103,14 +103,14 @@ class Loop:
 
 
 def tight(model: nn.Module, rows: int = 512) -> int:
-    """A budget for `stack` at which much has to be recomputed, above all that is alive now."""
+    """Return a budget for `stack` above the live bytes at which many values are recomputed."""
     ledger().count_everything()
     parameters = sum(p.nbytes for p in model.parameters())
     return ledger().live_bytes + 3 * parameters + 9 * rows * 64 * 4
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
-def test_training_goes_the_same_way(accumulate: int) -> None:
+def test_training_is_bit_equal(accumulate: int) -> None:
     expected = Loop(False).run(accumulate)
     ours = Loop(True)
     lowtide.fit(ours.model, budget=tight(ours.model), optimizer=ours.optimizer, **DROP_ONLY)
@@ -136,8 +136,8 @@ def test_a_loss_outside_the_model_belongs_to_the_step() -> None:
     lowtide.unfit(model)
 
 
-def test_what_was_open_before_us_may_be_closed_before_backward() -> None:
-    """Hooks of others around the call of the model: recording ends with it, and theirs work."""
+def test_outer_modes_and_hooks_may_close_before_backward() -> None:
+    """With hooks of other code around the call, recording ends with the call, and the hooks work."""
     model = stack(4)
     x = torch.randn(64, 64)
     expected = run_step(model, (x,))
@@ -157,7 +157,7 @@ def test_what_was_open_before_us_may_be_closed_before_backward() -> None:
 
 def test_several_forwards_before_a_backward() -> None:
     def losses(model: nn.Module) -> list[bytes]:
-        """Of each step the loss and all gradients; not as tensors, which would count against the budget."""
+        """Return loss and gradients of each step, not as tensors, which would count against the budget."""
         results = []
         for seed in range(3):
             torch.manual_seed(seed)
@@ -199,7 +199,7 @@ def test_two_fitted_models_at_once() -> None:
 
 
 class Branches(nn.Module):
-    """Control flow that depends on the data."""
+    """A model whose control flow depends on the data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class Branches(nn.Module):
         return x
 
 
-def test_a_step_that_differs_from_its_plan_is_right() -> None:
+def test_a_step_that_differs_from_its_plan_is_exact() -> None:
     model = Branches()
     batches = [torch.randn(128, 64, generator=torch.Generator().manual_seed(s)) for s in range(8)]
     expected = []
@@ -258,7 +258,7 @@ def test_plans_are_kept_from_run_to_run(tmp_path: Path) -> None:
     assert made is not None
     assert released == made
     path.write_text(path.read_text()[:100])
-    with pytest.warns(lowtide.LowtideWarning, match="passed over"):
+    with pytest.warns(lowtide.LowtideWarning, match="ignored .*plan"):
         _, online = train(1, budgets[0])
     assert online == 1
 
@@ -276,7 +276,7 @@ def test_eval_and_no_grad_cost_nothing() -> None:
     lowtide.unfit(model)
 
 
-def test_a_forward_without_backward_is_thrown_away() -> None:
+def test_a_forward_without_backward_is_discarded() -> None:
     model = stack(3)
     lowtide.fit(model, budget="1 GiB", **DROP_ONLY)
     for _ in range(3):
@@ -355,9 +355,9 @@ def test_the_model_is_the_same_object_with_the_same_state() -> None:
         lowtide.report(model)
 
 
-def test_nothing_is_left_behind() -> None:
+def test_no_state_remains() -> None:
     gc.collect()
-    current_runtime().backward.end_if_done()  # what other tests threw away
+    current_runtime().backward.end_if_done()  # values of other tests
     original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
     model = stack(3)
     lowtide.fit(model, budget="1 GiB")
@@ -372,19 +372,19 @@ def test_nothing_is_left_behind() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: lowtide.fit(stack(1)), "how much memory"),
+        (lambda: lowtide.fit(stack(1)), "needs a budget or a plan"),
         (lambda: lowtide.fit("model", budget="1 GiB"), "torch.nn.Module"),  # type: ignore[type-var]
         (lambda: lowtide.fit(stack(1), budget=0.5), "unit"),  # type: ignore[arg-type]
         (lambda: lowtide.report(stack(1)), "not fitted"),
     ],
 )
-def test_wrong_calls_say_what_to_do(call: Any, message: str) -> None:
+def test_invalid_arguments_are_explained(call: Any, message: str) -> None:
     with pytest.raises(lowtide.ArgumentError, match=message):
         call()
 
 
 def test_the_smallest_budget_that_an_error_names_works() -> None:
-    """Also for the profiled step, in which there is no room then to check the largest ops."""
+    """Also for the profiled step, which has no memory to verify the largest ops."""
     model, batch = deep.build("llama")
     plain = run_step(model, batch)
     gc.collect()
@@ -402,7 +402,7 @@ def test_the_smallest_budget_that_an_error_names_works() -> None:
     lowtide.unfit(model)
 
 
-def test_the_planned_step_can_be_looked_at(tmp_path: Path) -> None:
+def test_the_report_of_a_planned_step_has_details(tmp_path: Path) -> None:
     model = stack()
     lowtide.fit(model, budget=tight(model), **DROP_ONLY)
     with pytest.raises(lowtide.ArgumentError, match="two steps with the same signature"):

@@ -1,4 +1,4 @@
-"""Plans that let values wait on a disk: exact, within the budget, as predicted, also when the disk misbehaves."""
+"""Plans that offload to a disk: exact, within the budget, as predicted, also if the disk is slow or fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def take_to_be_quick(store: DiskStore) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[DiskStore]:
-    """A disk that is taken to be quicker than any op, so that plans use it."""
+    """Return a disk that is assumed to be faster than any op, so that plans use it."""
     with DiskStore(tmp_path, threads=1) as store:
         take_to_be_quick(store)
         yield store
@@ -48,7 +48,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Every write takes this much longer."""
+    """Add `seconds` to every write."""
     write = SpillFile.write
 
     def slowly(self: SpillFile, *args: Any, **kwargs: Any) -> Any:
@@ -80,9 +80,9 @@ def test_held_predicted_and_exact(name: str, disk: DiskStore) -> None:
     assert report.details().predicted_peak_bytes == report.plan.predicted_peak_bytes
     lowtide.unfit(model)
     gc.collect()
-    # The profiled step may have evicted also what other tests left alive, in graphs that torch never frees.
+    # The profiled step may also evict values of other tests, in graphs that torch never frees.
     own = {f"in module {path!r}" for path, _ in model.named_modules()}
-    assert not [entry.name for entry in disk._queue._entries if any(where in entry.name for where in own)]
+    assert not [entry.name for entry in disk.queue.entries if any(where in entry.name for where in own)]
 
 
 def test_a_disk_that_is_slower_than_expected_costs_time_only(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_disk_that_is_slower_than_expected_costs_time_only(disk: DiskStore, mo
     lowtide.unfit(model)
 
 
-def test_a_full_disk_costs_memory_once_and_is_not_planned_with_again(small_disk: Path) -> None:
+def test_a_full_disk_is_not_used_by_later_plans(small_disk: Path) -> None:
     model, batch = deep.build("gpt2")
     plain = run_step(model, batch)
     ledger().count_everything()
@@ -127,7 +127,7 @@ def test_a_plan_needs_its_store(disk: DiskStore) -> None:
     plain = lowtide.plan(model, batch, 2**60).plain_peak_bytes
     plan = lowtide.plan(model, batch, int(0.5 * plain), stores=disk)
     assert plan.offload
-    with pytest.raises(lowtide.LowtideError, match=r"wait on the disk.*stores=\('disk',\)"):
+    with pytest.raises(lowtide.LowtideError, match=r"to the store 'disk'.*stores=\('disk',\)"):
         lowtide.fit(model, plan=plan)
 
 
@@ -164,10 +164,8 @@ def test_an_exception_in_forward_leaves_nothing_on_the_disk(disk: DiskStore) -> 
     lowtide.unfit(model)
 
 
-def test_what_is_overwritten_while_it_is_being_written_is_waited_for(
-    disk: DiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Plain PyTorch refuses this program; a value that waits elsewhere gives the gradient, never a wrong one."""
+def test_an_in_place_op_waits_for_the_write_of_its_input(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain PyTorch raises an error for this program. With an offloaded value the gradient is correct."""
     x = torch.randn(512, 256, requires_grad=True)
     expected = torch.autograd.grad(x.exp().sum(), x)[0]
 

@@ -1,4 +1,4 @@
-"""Traces: round trips, fingerprints, and what is refused."""
+"""Traces: round trips, fingerprints and validation."""
 
 import json
 from dataclasses import replace
@@ -131,7 +131,7 @@ def test_contradictions_are_named(trace):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"format":"lowtide plan","version":1}', "\x00", "[" * 100_000]
 )
-def test_what_is_no_trace_is_refused(text):
+def test_invalid_traces_are_refused(text):
     with pytest.raises(ArgumentError, match="not a lowtide trace"):
         Trace.from_json(text)
 
@@ -153,7 +153,7 @@ def test_every_damage_to_a_field_is_an_argument_error(trace):
             if field in ("step_s", "replay_overhead_s", "copying_s") and wrong == 1.5:
                 continue  # another time, and a valid one
             if field == "peak_bytes" and wrong == -1:
-                continue  # not looked at
+                continue  # not checked
             if field == "copies" and wrong == []:
                 continue  # no gradient is copied
             with pytest.raises(ArgumentError):

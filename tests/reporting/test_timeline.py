@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from lowtide.planning import simulate, solve
 from lowtide.reporting.timeline import BACKWARD, CATEGORIES, FORWARD, REPLAY, build_timeline
-from tests.planning.test_offload import links, offloading
+from tests.planning.test_offload import links, offload_decisions
 from tests.planning.test_simulator import step, traces_with_decisions
 from tests.planning.traces import gpt_trace, make_trace
 
@@ -41,7 +41,7 @@ def test_live_bytes_agree_with_the_simulator(case):
 
 
 @settings(max_examples=100, deadline=None)
-@given(offloading(), links)
+@given(offload_decisions(), links)
 def test_prefetched_values_are_live_from_the_start_of_the_prefetch(case, link):
     trace, keep, released, written_before, prefetch_after = case
     timeline = build_timeline(trace, keep, released, written_before, link, prefetch_after=prefetch_after)
@@ -105,13 +105,9 @@ def test_values_held_by_the_script_count_as_other():
 
 def test_memory_that_backward_allocates_and_does_not_free_counts_as_gradients():
     trace = step([((0,), (1,), ()), ((1,), (2,), ())], sizes=[8, 4, 3], unpacks=[2, 2, 1, 1])
-    trace = replace(
-        trace,
-        ops=tuple(replace(op, other_bytes=other) for op, other in zip(trace.ops, (10, 12), strict=True)),
-        unpacks=tuple(
-            replace(unpack, other_bytes=other) for unpack, other in zip(trace.unpacks, (15, 20, 13, 14), strict=True)
-        ),
-    )
+    other_bytes = (10, 12, 15, 20, 13, 14)
+    events = (replace(event, other_bytes=other) for event, other in zip(trace.events, other_bytes, strict=True))
+    trace = replace(trace, events=tuple(events))
     timeline = build_timeline(trace, [True, True])
     assert bytes_of(timeline, "parameters") == [8] * 6  # the one source
     assert bytes_of(timeline, "other") == [2] * 6  # at least 10 bytes are live throughout, 8 of them are the source

@@ -69,7 +69,7 @@ def test_stalled_disk_blocks_only_put(tmp_path: Path) -> None:
     tensors = [random_bits((MIB,), torch.uint8, i) for i in range(4)]
     previous = signal.signal(signal.SIGALRM, interrupt)
     with DiskStore(tmp_path, max_in_flight_bytes=3 * MIB) as store:
-        with store._queue.file._lock:
+        with store.queue.file.lock:
             tickets = [store.put(tensor) for tensor in tensors[:3]]
             for ticket, tensor in zip(tickets, tensors, strict=False):
                 store.prefetch(ticket)
@@ -141,7 +141,7 @@ def test_prefetch_reads_in_order_up_to_its_limit(tmp_path: Path) -> None:
         for ticket in reversed(tickets):
             store.prefetch(ticket)
         for ticket, tensor in zip(reversed(tickets), reversed(tensors), strict=True):
-            wait_until(lambda: store._queue._readers._jobs.empty())
+            wait_until(lambda: store.queue.readers.is_idle())
             assert store.stats().prefetched_bytes <= 3 * MIB
             assert_same(store.fetch(ticket), tensor)
             store.drop(ticket)
@@ -214,7 +214,7 @@ def test_collected_store_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
 def test_ticket_keeps_its_store_alive(tmp_path: Path) -> None:
     ticket = DiskStore(tmp_path).put(torch.ones(5))
     gc.collect()
-    assert_same(ticket._store.fetch(ticket), torch.ones(5))
+    assert_same(ticket.store.fetch(ticket), torch.ones(5))
 
 
 def test_close_wakes_a_waiting_put(tmp_path: Path) -> None:
@@ -241,18 +241,18 @@ def test_close_wakes_a_waiting_put(tmp_path: Path) -> None:
 def test_error_in_a_background_thread_is_raised(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
         ticket = store.put(torch.ones(3))
-        store._queue._writers.submit(lambda: [][0])
-        wait_until(lambda: store._queue._writers.failure is not None)
+        store.queue.writers.submit(lambda: [][0])
+        wait_until(lambda: store.queue.writers.failure is not None)
         with pytest.raises(StoreError, match=r"background thread of the disk store failed: IndexError") as caught:
             store.fetch(ticket)
         assert isinstance(caught.value.__cause__, IndexError)
-        store._queue._writers._failures.clear()
+        store.queue.writers.failures.clear()
 
 
 def test_invalid_arguments() -> None:
     with pytest.raises(ArgumentError, match="at least one thread"):
         DiskStore(threads=0)
-    with pytest.raises(ArgumentError, match="0.5"):
+    with pytest.raises(ArgumentError, match=r"0\.5"):
         DiskStore(max_in_flight_bytes=0.5)  # type: ignore[arg-type]
 
 
@@ -321,7 +321,7 @@ def test_value_dropped_during_a_fetch_is_read_completely(tmp_path: Path) -> None
         tensor = random_bits((64 * MIB,), torch.uint8)
         ticket = store.put(tensor)
         store.flush()
-        entry = cast(DiskEntry, ticket._entry)
+        entry = cast(DiskEntry, ticket.entry)
         got: list[torch.Tensor] = []
         thread = threading.Thread(target=lambda: got.append(store.fetch(ticket)))
         thread.start()

@@ -138,7 +138,7 @@ def test_damaged_block_raises_an_error_that_names_the_value(tmp_path: Path) -> N
         for prefetch in (False, True):
             if prefetch:
                 store.prefetch(tickets[1])
-                entry = cast(DiskEntry, tickets[1]._entry)
+                entry = cast(DiskEntry, tickets[1].entry)
                 wait_until(lambda: entry.read is not None and entry.read.state is State.FAILED)
             with pytest.raises(DamagedValueError, match=r"'layer1.out'.*\(1048576, 3\).*block 3 of 3.*checksum"):
                 store.fetch(tickets[1])
@@ -157,14 +157,14 @@ def test_failed_read_raises_an_error_that_names_the_value(tmp_path: Path, prefet
         tensor = random_bits((1000,), torch.uint8)
         tickets = [store.put(tensor, "layer7.out"), store.put(tensor)]
         store.flush()
-        fd = store._queue.file.fd
+        fd = store.queue.file.fd
         readable, broken = os.dup(fd), os.open(os.devnull, os.O_WRONLY)
         os.dup2(broken, fd)
         try:
             for ticket, name in zip(tickets, [r"'layer7.out' \(", r"a value \("], strict=True):
                 if prefetched:
                     store.prefetch(ticket)
-                    entry = cast(DiskEntry, ticket._entry)
+                    entry = cast(DiskEntry, ticket.entry)
                     wait_until(lambda: entry.read is not None and entry.read.state is State.FAILED)
                     assert store.bytes_to_fetch(ticket) == 1000
                 with pytest.raises(

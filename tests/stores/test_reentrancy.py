@@ -97,8 +97,8 @@ def test_collected_ticket_frees_memory_while_the_disk_is_stalled(tmp_path: Path)
         tensors = [random_bits((MIB,), torch.uint8, i) for i in range(3)]
         storage = weakref.ref(tensors[2].untyped_storage())
         release = threading.Event()
-        store._queue._readers.submit(lambda: release.wait() and None)
-        with store._queue.file._lock:
+        store.queue.readers.submit(lambda: release.wait() and None)
+        with store.queue.file.lock:
             tickets = [store.put(tensors.pop(0)) for _ in range(3)]
             tickets.pop()
             assert storage() is None
@@ -164,12 +164,12 @@ def test_host_prefetch_without_memory_is_skipped() -> None:
     store = HostStore(copies=copies)
     tensor = random_bits((10,), torch.uint8)
     tickets = [store.put(tensor), store.put(tensor)]
-    store._copies = NoMemory()
+    store.copies = NoMemory()
     store.prefetch(tickets[0])
     with pytest.raises(RuntimeError, match="out of memory"):
         store.fetch(tickets[1])
     assert store.stats().prefetched_bytes == 0
-    store._copies = copies
+    store.copies = copies
     for ticket in tickets:
         assert_same(store.fetch(ticket), tensor)
 
@@ -179,7 +179,7 @@ def test_value_changed_after_put_raises(tmp_path: Path, when: str) -> None:
     """Detected by the version counter of torch. A wrong value would be a wrong gradient."""
     with DiskStore(tmp_path, threads=1) as store:
         tensor = random_bits((MIB,), torch.uint8)
-        with store._queue.file._lock:  # stalls the disk
+        with store.queue.file.lock:  # stalls the disk
             ticket = store.put(tensor, "layer3.out")
             tensor.add_(1)
             if when == "before it is written":
@@ -216,7 +216,7 @@ def test_value_with_a_freed_storage_raises(tmp_path: Path) -> None:
     """FSDP resizes the storages of parameters to 0 while the tensors exist."""
     with DiskStore(tmp_path, threads=1) as store:
         tensor = random_bits((MIB,), torch.uint8)
-        with store._queue.file._lock:
+        with store.queue.file.lock:
             blocker = store.put(random_bits((MIB,), torch.uint8))
             ticket = store.put(tensor, "weight")
             tensor.untyped_storage().resize_(0)

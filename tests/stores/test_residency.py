@@ -73,7 +73,7 @@ def test_second_eviction_needs_no_write(store: Store) -> None:
 def test_residency_of_a_value_on_disk(tmp_path: Path) -> None:
     with DiskStore(tmp_path, threads=1, record_timeline=True) as store:
         tensor = random_bits((MIB,), torch.uint8)
-        with store._queue.file._lock:  # stalls the disk
+        with store.queue.file.lock:  # stalls the disk
             ticket = store.put(tensor)
             assert store.is_resident(ticket)
             assert store.bytes_to_fetch(ticket) == 0
@@ -96,7 +96,7 @@ def test_drain_waits_for_the_requested_bytes_only(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, threads=1) as store:
         alive: list[weakref.ref[torch.UntypedStorage]] = []
         tickets = []
-        lock = store._queue.file._lock
+        lock = store.queue.file.lock
         lock.acquire()
         for i in range(4):
             tensor = random_bits((MIB,), torch.uint8, i)
@@ -119,7 +119,7 @@ def test_drain_waits_for_the_requested_bytes_only(tmp_path: Path) -> None:
 
 def test_dropped_values_count_as_drained(tmp_path: Path) -> None:
     with DiskStore(tmp_path, max_in_flight_bytes=8 * MIB, threads=1) as store:
-        with store._queue.file._lock:
+        with store.queue.file.lock:
             tickets = [store.put(random_bits((MIB,), torch.uint8, i)) for i in range(4)]
             watch = when_thread_waits(store, tickets.pop)  # its write has not started: there is one thread
             assert store.drain(MIB) == MIB
@@ -151,7 +151,7 @@ def test_close_wakes_a_waiting_drain(tmp_path: Path) -> None:
         except StoreError as error:
             errors.append(error)
 
-    lock = store._queue.file._lock
+    lock = store.queue.file.lock
     with lock:
         ticket = store.put(random_bits((MIB,), torch.uint8))
         thread = threading.Thread(target=drain)

@@ -18,7 +18,7 @@ from .tiers import random_bits, wait_until, when_thread_waits
 MIB = 1 << 20
 
 
-def by_kind(store: DiskStore, kind: str) -> list[Span]:
+def spans_of_kind(store: DiskStore, kind: str) -> list[Span]:
     return [span for span in store.timeline() if span.kind == kind]
 
 
@@ -33,33 +33,33 @@ def test_timeline_is_off_by_default(tmp_path: Path) -> None:
 def test_timeline_records_transfers_and_waits(tmp_path: Path) -> None:
     before = time.perf_counter()
     with DiskStore(tmp_path, max_in_flight_bytes=2 * MIB, threads=1, record_timeline=True) as store:
-        with store._queue.file._lock:  # stalls the disk
+        with store.queue.file.lock:  # stalls the disk
             tickets = [store.put(random_bits((MIB,), torch.uint8, i), f"x{i}") for i in range(2)]
-        assert not by_kind(store, "wait for write")  # below the limit
+        assert not spans_of_kind(store, "wait for write")  # below the limit
         store.flush()
-        lock = store._queue.file._lock
+        lock = store.queue.file.lock
         lock.acquire()
         tickets += [store.put(random_bits((MIB,), torch.uint8, i), f"x{i}") for i in range(2, 4)]
         when_thread_waits(store, lock.release)
         tickets.append(store.put(random_bits((MIB,), torch.uint8, 4), "x4"))
-        (blocked,) = [span for span in by_kind(store, "wait for write") if span.name == "x4"]
+        (blocked,) = [span for span in spans_of_kind(store, "wait for write") if span.name == "x4"]
         assert blocked.nbytes == MIB
         assert blocked.seconds >= 0.02
         store.drain(5 * MIB)
-        writes = by_kind(store, "write")
+        writes = spans_of_kind(store, "write")
         assert [(span.name, span.nbytes) for span in writes] == [(f"x{i}", MIB) for i in range(5)]
         assert any(write.start_seconds < blocked.end_seconds and write.end_seconds > blocked.start_seconds
                    for write in writes)  # fmt: skip
 
         store.fetch(tickets[0])
-        (read,), (wait,) = by_kind(store, "read"), by_kind(store, "wait for read")
+        (read,), (wait,) = spans_of_kind(store, "read"), spans_of_kind(store, "wait for read")
         assert (read.name, read.nbytes, wait.name) == ("x0", MIB, "x0")
         assert wait.start_seconds <= read.start_seconds < read.end_seconds <= wait.end_seconds
         store.prefetch(tickets[1])
         wait_until(lambda: store.is_resident(tickets[1]))
         store.fetch(tickets[1])
-        assert [span.name for span in by_kind(store, "read")] == ["x0", "x1"]
-        assert len(by_kind(store, "wait for read")) == 1  # the other fetch was prefetched
+        assert [span.name for span in spans_of_kind(store, "read")] == ["x0", "x1"]
+        assert len(spans_of_kind(store, "wait for read")) == 1  # the other fetch was prefetched
     spans = store.timeline()  # also after close
     assert len(spans) >= 9
     ends = [span.end_seconds for span in spans if span.kind == "write"]

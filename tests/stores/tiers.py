@@ -88,7 +88,7 @@ def when_thread_waits(store: DiskStore, act: Callable[[], object], after_seconds
     """Call `act` in a new thread, `after_seconds` after a thread has started to wait for the store."""
 
     def watch() -> None:
-        wait_until(lambda: len(store._queue._waiters) > 0)
+        wait_until(lambda: len(store.queue.waiters) > 0)
         time.sleep(after_seconds)
         act()
 

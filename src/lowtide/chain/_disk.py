@@ -37,7 +37,7 @@ class ScratchFile:
         self.directory = os.fspath(directory) if directory is not None else tempfile.gettempdir()
         try:
             # The finalizer below closes the file.
-            self._file = tempfile.TemporaryFile(dir=self.directory, buffering=0)  # noqa: SIM115
+            self.file = tempfile.TemporaryFile(dir=self.directory, buffering=0)  # noqa: SIM115
         except OSError as error:
             raise ArgumentError(
                 f"the disk tier cannot write in {self.directory!r} ({error.strerror}): "
@@ -45,18 +45,18 @@ class ScratchFile:
             ) from error
         self._free_extents: list[Extent] = []  # sorted, not empty, not adjacent
         self._end = 0
-        self.close = weakref.finalize(self, self._file.close)
+        self.close = weakref.finalize(self, self.file.close)
 
     def write(self, data: Bytes) -> Extent:
         """Write `data` to free space and return its extent."""
-        if self._file.closed:
+        if self.file.closed:
             raise ArgumentError("this store is closed: create a new one")
         extent = self._reserve(data.nbytes)
         try:
-            self._file.seek(extent.start)
+            self.file.seek(extent.start)
             rest = data.data
             while rest:
-                rest = rest[self._file.write(rest) or 0 :]
+                rest = rest[self.file.write(rest) or 0 :]
         except BaseException as error:
             self.free(extent)
             if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRNOS:
@@ -67,10 +67,10 @@ class ScratchFile:
     def read(self, extent: Extent) -> Bytes:
         """Return a new buffer with the bytes of `extent`."""
         data = np.empty(extent.length, dtype=np.uint8)
-        self._file.seek(extent.start)
+        self.file.seek(extent.start)
         rest = data.data
         while rest:
-            got = self._file.readinto(rest)
+            got = self.file.readinto(rest)
             if not got:
                 raise OSError(errno.EIO, f"the scratch file in {self.directory} is shorter than the data written to it")
             rest = rest[got:]
@@ -91,7 +91,7 @@ class ScratchFile:
                 separate.append(other)
         if stop == self._end:
             self._end = start
-            self._file.truncate(start)
+            self.file.truncate(start)
         else:
             separate.append(Extent(start, stop - start))
             separate.sort()

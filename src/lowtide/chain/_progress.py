@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-_SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
@@ -49,7 +49,7 @@ class Progress:
             return
         if self._bar is not None:
             self._bar.advance(self._task)
-        elif time.perf_counter() - self._last >= _SECONDS_BETWEEN_LINES:
+        elif time.perf_counter() - self._last >= SECONDS_BETWEEN_LINES:
             self._line("running")
 
     def _line(self, word: str) -> None:

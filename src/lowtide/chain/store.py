@@ -94,7 +94,7 @@ class ActivationStore:
         self.evict = evict
         self.precision = check_precision(precision)
         self.tier = tier
-        self._scratch = ScratchFile(directory) if tier == "disk" else None
+        self.scratch = ScratchFile(directory) if tier == "disk" else None
         self._lock = threading.RLock()
         self._values: dict[Hashable, _StoredValue] = {}  # oldest first
         self._bytes = self._avoided_bytes = self._peak_bytes = 0
@@ -117,7 +117,7 @@ class ActivationStore:
             leaves = self._compressed(arrays)
             size = sum(map(_leaf_bytes, leaves))
             victims = self._select_victims(key, size)
-            if self._scratch is None:
+            if self.scratch is None:
                 # Evict before copying: the copy beside its victims would exceed the budget.
                 self._evict(victims)
                 leaves = [leaf if isinstance(leaf, Compressed) else copy_array(leaf) for leaf in leaves]
@@ -195,13 +195,13 @@ class ActivationStore:
 
     def _write_to_disk(self, leaves: list[Any]) -> list[Any]:
         """Return the leaves with their arrays on disk. If a write fails, undo the previous ones."""
-        assert self._scratch is not None
+        assert self.scratch is not None
         written: list[Extent] = []
 
         def write(array: Any) -> _OnDisk:
-            assert self._scratch is not None
+            assert self.scratch is not None
             flat, layout = to_flat(array)
-            written.append(self._scratch.write(flat_to_bytes(flat)))
+            written.append(self.scratch.write(flat_to_bytes(flat)))
             return _OnDisk(written[-1], layout)
 
         try:
@@ -211,7 +211,7 @@ class ActivationStore:
             ]
         except BaseException:
             for extent in written:
-                self._scratch.free(extent)
+                self.scratch.free(extent)
             raise
 
     # Reading and removing
@@ -248,8 +248,8 @@ class ActivationStore:
         """Remove all entries and close the scratch file. A closed disk store accepts no more values."""
         with self._lock:
             self.clear()
-            if self._scratch is not None:
-                self._scratch.close()
+            if self.scratch is not None:
+                self.scratch.close()
 
     def _find(self, key: Hashable) -> _StoredValue:
         value = self._values.get(key)
@@ -270,11 +270,11 @@ class ActivationStore:
 
         def restore_leaf(leaf: Any) -> Any:
             if isinstance(leaf, Compressed):
-                on_disk = self._scratch is not None
+                on_disk = self.scratch is not None
                 return decompress(replace(leaf, parts=tuple(map(restore_leaf, leaf.parts))) if on_disk else leaf)
             if isinstance(leaf, _OnDisk):
-                assert self._scratch is not None
-                return from_flat(flat_from_bytes(self._scratch.read(leaf.extent), leaf.layout), leaf.layout)
+                assert self.scratch is not None
+                return from_flat(flat_from_bytes(self.scratch.read(leaf.extent), leaf.layout), leaf.layout)
             return copy_array(leaf) if copy else leaf
 
         return unflatten(value.skeleton, [restore_leaf(leaf) for leaf in value.leaves])
@@ -291,10 +291,10 @@ class ActivationStore:
             return
         self._bytes -= value.entry.nbytes
         self._avoided_bytes -= value.entry.exact_bytes - value.entry.nbytes
-        if self._scratch is not None:
+        if self.scratch is not None:
             for leaf in value.leaves:
                 for part in leaf.parts if isinstance(leaf, Compressed) else (leaf,):
-                    self._scratch.free(part.extent)
+                    self.scratch.free(part.extent)
 
     # Statistics
 

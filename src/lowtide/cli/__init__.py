@@ -24,7 +24,7 @@ _COMMANDS = {
 @click.group(cls=LazyGroup, lazy_commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="lowtide")
 def main() -> None:
-    """Train PyTorch models within a memory budget, with bit-identical gradients.
+    """Train PyTorch models within a memory budget, with bit-equal gradients.
 
     \b
     Examples:

@@ -39,7 +39,7 @@ def run(
     target: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run an unmodified training script within a memory budget, with bit-identical gradients.
+    """Run an unmodified training script within a memory budget, with bit-equal gradients.
 
     A training step is a call of a model in training mode, followed by a backward pass. lowtide finds the steps
     while the script runs. The first step with a given shape is profiled within the budget; later steps with that

@@ -138,6 +138,11 @@ class Chooser:
         category = self._category(tensor, key)
         return category.ranked if category is not None else ()
 
+    def clear(self) -> None:
+        """Forget all measurements."""
+        with self._lock:
+            self._categories.clear()
+
     def __len__(self) -> int:
         return len(self._categories)
 
@@ -238,6 +243,6 @@ def shared_chooser(allowed: str | Sequence[str] | None) -> Chooser | None:
     return _cached_chooser(codecs) if codecs else None
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=32)  # measurements are facts about the machine
 def _cached_chooser(allowed: tuple[Codec, ...]) -> Chooser:
     return Chooser(allowed)

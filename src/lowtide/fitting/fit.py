@@ -1,8 +1,8 @@
-"""`fit`: a model that trains within a byte budget from now on, with a plan of its own.
+"""`fit`: train a model within a memory budget.
 
-The first step of each kind (shapes of the inputs, gradients there or not) runs under the online budget and is
-profiled; before the next one a plan is made, and obeyed from then on. The model itself gets two hooks and nothing
-else: no wrapper, no attribute, no entry in its state.
+The first step with a step signature runs under the online budget and is profiled. Before the next such step a plan is
+made, and later steps follow it. The model gets two hooks. It is not wrapped, and gets no attributes and no entries in
+its state dict.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def report() -> ScopeReport: ...
 @overload
 def report(model: nn.Module) -> FitReport: ...
 def report(model: nn.Module | None = None) -> ScopeReport | FitReport:
-    """What happened: in the scope that was opened last, or in the steps of a fitted model.
+    """Return the report of a fitted model, or without a model the report of the scope that was opened last.
 
-    Raises `ArgumentError` if nothing has been recorded yet.
+    Raises `ArgumentError` if the model is not fitted, or if no scope has been opened yet.
     """
     if model is None:
         return saving.report()
@@ -58,17 +58,21 @@ def fit(
     cache: str | os.PathLike[str] | None = None,
     verify: bool = True,
 ) -> M:
-    """Have `model` train within `budget` bytes from now on; the same object, nothing else in the script changes.
+    """Train `model` within a memory budget from now on. Return the same object.
 
-    The budget counts all live tensors of the process: parameters, gradients, the optimizer's state, data,
-    activations, temporaries. With `plan` (from `lowtide.plan`) the first step follows it without profiling, and
-    `budget` is the plan's unless given. `cache` is a directory in which plans are kept for the next run of the same
-    model, shapes and budget, which then starts with them. `verify` replays each op once in the profiled step and
-    pins those that do not reproduce. With `stores=("disk",)` a plan may also let values wait on a disk between forward
-    and backward, where that is quicker than making them again. By `codecs` a plan may hold values packed whose size is
-    then known beforehand (bools and dropout masks at a bit an element; the lossy codecs, which are used only where they
-    are named), and steps without a plan use all of them (see `lowtide.budget`). Unless a lossy codec is named,
-    gradients are bit-equal to those without lowtide.
+    `budget` covers all live tensors of the process: parameters, gradients, optimizer state, data, activations and
+    temporaries. Without a lossy codec, gradients are bit-equal to those of plain PyTorch.
+
+    `optimizer`: its state is counted before each step. Without it, the state is counted after each optimizer step.
+    `stores`: values may be offloaded to these stores, with and without a plan, if this is faster than recomputing them.
+    `("device",)` allows no offloading, `("disk",)` allows a disk.
+    `codecs`: a plan may compress values with codecs of known compressed size: bools and dropout masks at one bit per
+    element, and lossy codecs that are named. Steps without a plan use all codecs (see `lowtide.budget`).
+    `plan`: the first step follows this plan and is not profiled. The budget of the plan is the default of `budget`.
+    `cache`: directory in which plans are saved. A later run of the same model, shapes and budget starts with them.
+    `verify`: replay each op once in the profiled step, and keep the values of ops whose replay differs.
+
+    Raises `ArgumentError` for invalid arguments, and for a plan that needs other stores or codecs.
 
     >>> import torch, lowtide
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -80,22 +84,22 @@ def fit(
     >>> _ = lowtide.unfit(model)
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"fit takes a torch.nn.Module, not {type(model).__name__}")
+        raise ArgumentError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
     if budget is None and plan is None:
-        raise ArgumentError('how much memory may it take? fit(model, budget="8 GiB"), or a plan: fit(model, plan=plan)')
+        raise ArgumentError('fit needs a budget or a plan: fit(model, budget="8 GiB") or fit(model, plan=plan)')
     limit = parse_bytes(budget) if budget is not None else plan.budget_bytes if plan is not None else 0
     store = resolve_store(stores)
     if plan is not None and plan.link is not None and plan.in_store and store is None:
         raise ArgumentError(
-            f"this plan has values wait on the {plan.link.tier}, and fit may not use it: pass "
-            f"stores=({plan.link.tier!r},), or make a plan without"
+            f"this plan offloads values to the store {plan.link.tier!r}, which fit may not use: pass "
+            f"stores=({plan.link.tier!r},), or make a plan without offloading"
         )
     if plan is not None and plan.compress:
         named = {codec.name for codec in resolve_codecs(codecs)}
         if missing := sorted({codec_cost.codec for codec_cost in plan.codec_costs} - named):
             raise ArgumentError(
-                f"this plan holds values packed by {', '.join(map(repr, missing))}, and fit may not use it: pass "
-                f"codecs={tuple(sorted(named | set(missing)))!r}, or make a plan without"
+                f"this plan compresses values with {', '.join(map(repr, missing))}, which fit may not use: pass "
+                f"codecs={tuple(sorted(named | set(missing)))!r}, or make a plan without these codecs"
             )
     if plan is None:
         recording_costs()  # measured before the first step, so that its tensors do not count against the budget
@@ -106,6 +110,6 @@ def fit(
 
 
 def unfit(model: M) -> M:
-    """The model as it was before `fit`; nothing happens if it was not fitted."""
+    """Undo `fit`. Return the same object. Does nothing if the model is not fitted."""
     registry.remove(model)
     return model

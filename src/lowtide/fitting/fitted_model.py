@@ -1,4 +1,4 @@
-"""One fitted model: which strategy records its next step, and what was learned from the last one."""
+"""The state of one fitted model. It chooses the strategy of the next step and evaluates the last one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _KEPT_TIMES = 1000
 
 
 class FittedModel:
-    """What `fit` knows about one model."""
+    """The plans, statistics and settings of one fitted model."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class FittedModel:
         )
 
     def _runs_plain(self, family: StepFamily, plan: Plan) -> bool:
-        """Whether steps need no recorder: everything is kept, and earlier steps followed their plan."""
+        """Return whether steps need no recorder: everything is kept, and earlier steps followed their plan."""
         spare = self.limit_bytes - plan.predicted_peak_bytes - family.grown_bytes
         trusted = family.followed_steps >= _TRUSTED_AFTER and family.left_plans == 0
         keeps_all = not (plan.recomputed or plan.offload or plan.copies)
@@ -217,7 +217,7 @@ class FittedModel:
     # -- plans ----------------------------------------------------------------------------------------
 
     def _plan_for(self, family: StepFamily, bytes_before: int) -> Plan | None:
-        """Return the plan for a step before which so many bytes are alive, or None if there is none yet."""
+        """Return the plan for a step that starts with `bytes_before` live bytes, or None if there is none yet."""
         if family.plan is not None:
             family.grown_bytes = bytes_before - family.planned_for_bytes if family.trace is not None else 0
             if family.plan.predicted_peak_bytes + family.grown_bytes <= self.limit_bytes - family.margin_bytes:
@@ -274,7 +274,7 @@ class FittedModel:
         return memory.ledger.live_bytes
 
     def report(self) -> FitReport:
-        """Return what happened so far."""
+        """Return the report of all steps so far."""
         family = self.last_family
         plan = family.plan if family is not None else self._given_plan
         return FitReport(

@@ -1,7 +1,7 @@
-"""`plan` and `frontier`: what training a model would take, asked without training it.
+"""`plan` and `frontier`: predict the memory and time of training without training.
 
-One step is run and profiled, forward and backward, within the budget; afterwards the model, its buffers, its
-gradients and every random generator are as they were.
+One step is run and profiled, forward and backward, within the budget. Afterwards the model, its buffers, its gradients
+and all random generators are restored.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ def plan(
     verify: bool = True,
     deadline_s: float = 20.0,
 ) -> Plan:
-    """The plan for training `model` on batches like this one within `budget`; nothing is trained.
+    """Return a plan for training `model` within `budget` on batches like this one. The model is not trained.
 
-    A dict batch is passed as keywords, a tuple as arguments, anything else as the one argument. `loss` maps the
-    output to a scalar; without it the output's `.loss` is taken. With `stores=("disk",)` values may wait on a disk, if
-    that is quicker than making them again; by `codecs` they may be held packed. `fit` has to be given the same of both,
-    where they are not the defaults. `print(plan)` is a table, `plan.save(path)`
-    keeps it, `lowtide.fit(model, plan=plan)` obeys it. `BudgetError.smallest_bytes` is the least that would work.
+    `batch`: a dict is passed as keyword arguments, a tuple or list as positional arguments, anything else as the only
+    argument. `loss` returns a scalar from the model's output; the default is the output's `.loss`. `stores`, `codecs`
+    and `verify` are as for `fit`, which needs the same `stores` and `codecs` to follow the plan. `deadline_s` limits
+    the planning time.
+
+    `print(plan)` prints a table, `plan.save(path)` writes a file, and `lowtide.fit(model, plan=plan)` follows the plan.
+    Raises `BudgetError` if no plan fits; its `smallest_bytes` is the smallest budget that works.
 
     >>> import torch, lowtide
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -73,14 +75,14 @@ def frontier(
     codecs: str | Sequence[str] | None = "exact",
     deadline_s: float = 10.0,
 ) -> Frontier:
-    """Time against peak, from the smallest budget that works to everything kept: what memory is worth here.
+    """Return step time against peak memory, from the smallest budget that works to everything kept.
 
-    Each of the `points` is a plan; beside them are the lower bound and what simple schemes would do (a checkpoint
-    on every block, on √n segments, keeping matrix products). `stores` and `codecs` are as for `plan`; `deadline_s` is
-    for each plan.
+    Each of the `points` is a plan and its lower bound. The frontier also has the predictions for simple schemes: a
+    checkpoint on every block, √n segments, keeping matrix products. `stores` and `codecs` are as for `plan`.
+    `deadline_s` limits the time of each plan.
     """
     if points < 2:
-        raise ArgumentError(f"a frontier has at least two points, not {points}")
+        raise ArgumentError(f"a frontier needs at least two points, not {points}")
     link = link_to(resolve_store(stores))
     trace = profile(model, batch, loss=loss)
     return frontier_of(trace, points, link=link, codec_costs=codec_costs_for(trace, codecs), deadline_s=deadline_s)
@@ -95,14 +97,14 @@ def frontier_of(
     deadline_s: float = 10.0,
     progress: Callable[[int], None] | None = None,
 ) -> Frontier:
-    """`frontier` of a step that was profiled before; `progress` is called with the number of plans made so far."""
+    """Return the frontier of a profiled step. `progress` is called with the number of plans made so far."""
     simulator = Simulator(Problem(trace, link, codec_costs))
-    untouched = Simulator(Problem(trace.without_copies(), link, codec_costs))
-    keep_all = untouched.run([True] * len(trace.ops))
+    plain_simulator = Simulator(Problem(trace.without_copies(), link, codec_costs))
+    keep_all = plain_simulator.run([True] * len(trace.ops))
     least = smallest(simulator)
     found = []
     for k in range(points):
-        # Closer together where memory is short: there the time changes most.
+        # Points are denser at small budgets, where the step time changes most.
         limit = least.peak_bytes + (keep_all.peak_bytes - least.peak_bytes) * k**2 // (points - 1) ** 2
         with contextlib.suppress(BudgetError):
             one = solve(trace, limit, link=link, codec_costs=codec_costs, deadline_s=deadline_s)
@@ -111,28 +113,28 @@ def frontier_of(
             progress(k + 1)
     baselines = []
     for name, decide in BASELINES.items():
-        judged = untouched.run(decide(untouched.problem))
-        bound = lower_bound(simulator.problem, judged.peak_bytes)
-        baselines.append(Point(judged.peak_bytes, judged.peak_bytes, judged.step_s, bound.step_s, name))
+        simulation = plain_simulator.run(decide(plain_simulator.problem))
+        bound = lower_bound(simulator.problem, simulation.peak_bytes)
+        baselines.append(Point(simulation.peak_bytes, simulation.peak_bytes, simulation.step_s, bound.step_s, name))
     return Frontier(tuple(found), tuple(baselines), keep_all.peak_bytes, trace.step_s)
 
 
 def profile_for(limit_bytes: int, model: nn.Module, batch: Any, *, loss: Loss | None = None, verify: bool) -> Trace:
-    """The trace of a step within `limit_bytes` if that can be, else of one that takes what it needs."""
+    """Return the trace of a step within `limit_bytes` if possible, else of a step without a limit."""
     with contextlib.suppress(BudgetError):
         return profile(model, batch, loss=loss, limit_bytes=limit_bytes, verify=verify)
-    # Not even by recomputing again and again: then profile freely, to be able to say what would do. The error
-    # is gone by now, and with it what its frames held.
+    # The step does not fit even with repeated recomputation. A trace is still needed to find the smallest budget. The
+    # error is cleared at this point, so its frames no longer hold tensors.
     return profile(model, batch, loss=loss, verify=verify)
 
 
 def profile(
     model: nn.Module, batch: Any, *, loss: Loss | None = None, limit_bytes: int = _UNLIMITED, verify: bool = False
 ) -> Trace:
-    """The trace of one training step, under the online budget; the model and all generators are as before it."""
+    """Return the trace of one training step under the online budget. Restore the model and the random generators."""
     runtime = current_runtime()
     if runtime.current_recorder() is not None:
-        raise ArgumentError("a step cannot be profiled inside a scope of lowtide: do it before")
+        raise ArgumentError("a step cannot be profiled inside a lowtide scope: call plan or frontier before the scope")
     device = device_of(model)
     memory = runtime.memory(device)
     with torch.enable_grad(), _restored_afterwards(model) as spare:
@@ -173,9 +175,9 @@ def _loss_of(output: Any, loss: Loss | None) -> torch.Tensor:
     if value is None and isinstance(output, torch.Tensor) and output.numel() == 1:
         value = output
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
-        given = "what loss(output) gave" if loss is not None else "the output has no .loss, and"
+        problem = "loss(output) is not" if loss is not None else "the output has no .loss and is not"
         raise ArgumentError(
-            f"{given} is not a scalar to begin backward from: pass loss=, a function from the model's output to one, "
+            f"{problem} a scalar that requires grad: pass loss=, a function from the model's output to a scalar, "
             "such as loss=lambda out: torch.nn.functional.cross_entropy(out, labels)"
         )
     return value
@@ -183,7 +185,7 @@ def _loss_of(output: Any, loss: Loss | None) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _restored_afterwards(model: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Put the model and the generators back afterwards; yields the tensors that are held for that."""
+    """Restore the model and the random generators afterwards. Yield the tensors that are held for this."""
     modes = {module: module.training for module in model.modules()}
     gradients = [(p, p.grad) for p in model.parameters() if p.grad is not None]
     buffers = [(b, b.detach().clone()) for b in model.buffers()]

@@ -1,4 +1,4 @@
-"""Fitted models, and the two hooks by which they announce their calls."""
+"""Fitted models, and the two hooks that report their calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AfterForward:
 def add(model: nn.Module, fitted: FittedModel, *, hooked: bool = True) -> None:
     """Register a fitted model, in place of an earlier registration.
 
-    Without `hooked` the caller announces the calls of the model.
+    Without `hooked` the caller must report the calls of the model.
     """
     remove(model)
     state = fitting_state()
@@ -61,12 +61,12 @@ def remove(model: nn.Module) -> None:
 
 
 def is_fitted(model: nn.Module) -> bool:
-    """Whether the model is fitted."""
+    """Return whether the model is fitted."""
     return model in fitting_state().models
 
 
 def state_of(model: nn.Module) -> FittedModel:
-    """Return what is known about a fitted model. Raises `ArgumentError` if it is not fitted."""
+    """Return the state of a fitted model. Raises `ArgumentError` if it is not fitted."""
     found: FittedModel | None = fitting_state().models.get(model)
     if found is None:
         raise ArgumentError("this model is not fitted: call lowtide.fit(model, budget=...) first")

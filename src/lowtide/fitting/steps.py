@@ -154,7 +154,7 @@ def fitting_state(runtime: Runtime | None = None) -> FittingState:
 
 
 def is_in_forward() -> bool:
-    """Whether the code of this thread runs inside the forward pass of a step."""
+    """Return whether the code of this thread runs inside the forward pass of a step."""
     return any(step.is_forward for step in fitting_state().steps_of_thread())
 
 

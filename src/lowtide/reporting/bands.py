@@ -14,7 +14,7 @@ import numpy as np
 
 from .timeline import CATEGORIES, Bytes, Timeline
 
-OUTSIDE = "(outside of modules)"
+OUTSIDE = "(outside modules)"
 NO_MODULE = "parameters, gradients, …"
 REST = "other modules"
 _MAX_BANDS = 12

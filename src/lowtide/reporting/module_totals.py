@@ -48,7 +48,7 @@ def totals_by_module(timeline: Timeline) -> tuple[ModuleTotals, ...]:
     problem = Problem(trace, codec_costs=timeline.codec_costs)
     simulator = Simulator(problem)
     held = frozenset(simulator.held_into_backward(keep, simulation.written_before))
-    stored = frozenset(simulator.held_outside(keep, simulation.written_before))
+    stored = frozenset(simulator.offloaded_into_backward(keep, simulation.written_before))
     paths: dict[str, set[str]] = {}
     totals: dict[str, ModuleTotals] = {}
     for j, op in enumerate(trace.ops):
@@ -65,7 +65,7 @@ def totals_by_module(timeline: Timeline) -> tuple[ModuleTotals, ...]:
             values_recomputed=len(recomputed), recomputed_bytes=sum(recomputed),
             values_offloaded=len(offloaded), offloaded_bytes=sum(offloaded),
             values_compressed=len(compressed), compressed_bytes=sum(compressed),
-            replays=replays, recompute_s=replays * problem.replay_overhead_s[j],
+            replays=replays, recompute_s=replays * problem.replay_s[j],
         )  # fmt: skip
         totals[pattern] = totals[pattern] + total if pattern in totals else total
     rows = [replace(total, modules=len(paths[pattern])) for pattern, total in totals.items()]

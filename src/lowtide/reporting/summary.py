@@ -47,7 +47,7 @@ def headlines(report: Report) -> tuple[Headline, ...]:
     codecs = ", ".join(dict.fromkeys(codec_cost.codec for codec_cost in plan.codec_costs))
     codec_detail = f"by {codecs}{'' if offloaded else wait}"
     return (
-        Headline("peak", format_bytes(peak), _share(peak, plan.plain_peak_bytes, "without a plan")),
+        Headline("peak", format_bytes(peak), _share(peak, plan.plain_peak_bytes, "in plain PyTorch")),
         Headline("budget", format_bytes(plan.budget_bytes), f"{format_bytes(plan.budget_bytes - peak)} unused"),
         Headline("step", format_time(step_s), overhead),
         Headline("gap", f"{100 * plan.gap:.2f} %", "above the lower bound, relative to a plain step"),

@@ -132,7 +132,7 @@ def build_timeline(
         offload=written_before or (),
         written_before=written_before,
         prefetch_after=prefetches,
-        watcher=counter,
+        listener=counter,
     )
     category_bytes = np.array(counter.category_rows, dtype=np.int64).reshape(len(counter.intervals), len(CATEGORIES))
     other_bytes = np.array([_other_bytes(trace, interval) for interval in counter.intervals], dtype=np.int64)
@@ -176,7 +176,7 @@ class _ByteCounter:
         # Time that no record covers belongs to backward. Only hand-written traces have such time.
         self._untimed_s = max(0.0, trace.step_s - timed_s) / max(1, problem.n_unpacks)
         held = frozenset(simulator.held_into_backward(keep, written_before))
-        stored = simulator.held_outside(keep, written_before)
+        stored = simulator.offloaded_into_backward(keep, written_before)
         compressed = frozenset(v for v in stored if problem.codec_cost[v] is not None)
         prefetched = [
             v for v in stored if prefetch_after.get(problem.producer[v]) == WHEN_BACKWARD_BEGINS and v not in compressed
@@ -215,28 +215,29 @@ class _ByteCounter:
         for v in to_compress:
             self._hold(v, _KEPT, problem.residual_bytes(v))
 
-    def change(self, value: int, ours: int, others: int) -> None:
+    def copies_changed(self, value: int, own: int, others: int) -> None:
         """Add or remove copies of a value, held by the engine or by others."""
-        self._count(value, self._resident_category[value], ours)
+        self._count(value, self._resident_category[value], own)
         self._count(value, _OTHER, others)
 
-    def waits(self, seconds: float) -> None:
+    def waited(self, seconds: float) -> None:
         """Add time in which no op runs."""
         self._now_s += seconds
 
-    def decompresses(self, unpack: int, value: int, seconds: float, scratch_bytes: int) -> None:
+    def decompressed(self, unpack: int, value: int, seconds: float, scratch_bytes: int) -> None:
         """Add the decompression of a value."""
         self._add(DECOMPRESS, self._problem.producer[value], unpack, seconds, scratch_bytes)
 
-    def decompressed(self, value: int, compressed_bytes: int) -> None:
+    def compressed_freed(self, value: int, compressed_bytes: int) -> None:
         """Release the compressed form of a value."""
         self._hold(value, _KEPT, -compressed_bytes)
 
-    def moment(self, unpack: int, replayed: int | None, scratch_bytes: int) -> None:
-        """Add a replay, or the work of backward after an unpack."""
-        if replayed is not None:
-            self._add(REPLAY, replayed, unpack, self._problem.replay_overhead_s[replayed], scratch_bytes)
-            return
+    def replayed(self, unpack: int, op: int, scratch_bytes: int) -> None:
+        """Add a replay."""
+        self._add(REPLAY, op, unpack, self._problem.replay_s[op], scratch_bytes)
+
+    def unpacked(self, unpack: int) -> None:
+        """Add the work of backward after an unpack."""
         producer = self._problem.producer[self._problem.unpack_value[unpack]]
         own_s = self._problem.trace.unpacks[unpack].time_s + self._untimed_s
         self._add(BACKWARD, producer if producer >= 0 else None, unpack, own_s)

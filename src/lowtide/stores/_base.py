@@ -114,36 +114,36 @@ def _version(tensor: torch.Tensor) -> int | None:
 class Ticket:
     """Reference to one stored value. The value is dropped when the ticket is garbage-collected."""
 
-    __slots__ = ("__weakref__", "_entry", "_store")
+    __slots__ = ("__weakref__", "entry", "store")
 
     def __init__(self, store: Store, entry: Entry) -> None:
-        self._store = store
-        self._entry = entry
+        self.store = store
+        self.entry = entry
 
     @property
     def name(self) -> str:
         """Name that was given to `put`."""
-        return self._entry.name
+        return self.entry.name
 
     @property
     def nbytes(self) -> int:
         """Size of the value in bytes."""
-        return self._entry.nbytes
+        return self.entry.nbytes
 
     @property
     def fell_back(self) -> bool:
         """Whether the value stays in memory because its write failed."""
-        return self._entry.fell_back
+        return self.entry.fell_back
 
     def __repr__(self) -> str:
-        state = ", dropped" if self._entry.dropped else ", fell back to memory" if self.fell_back else ""
-        return f"<Ticket for {self._entry} in the {self._store.tier} store{state}>"
+        state = ", dropped" if self.entry.dropped else ", fell back to memory" if self.fell_back else ""
+        return f"<Ticket for {self.entry} in the {self.store.tier} store{state}>"
 
     def __del__(self) -> None:
         # Attributes may be missing after a failed __init__ or while the interpreter shuts down.
         with contextlib.suppress(AttributeError, TypeError):
-            if not self._entry.dropped:
-                self._store._ticket_collected(self._entry)
+            if not self.entry.dropped:
+                self.store._ticket_collected(self.entry)
 
 
 class Store(ABC):
@@ -226,9 +226,9 @@ class Store(ABC):
 
     def _owned_entry(self, ticket: Ticket) -> Entry:
         """Return the entry of `ticket`, or raise if the ticket belongs to another store."""
-        if ticket._store is not self:
+        if ticket.store is not self:
             raise ArgumentError(f"{ticket!r} belongs to another store: fetch and drop it there")
-        return ticket._entry
+        return ticket.entry
 
     def _live_entry(self, ticket: Ticket) -> Entry:
         """Return the entry of `ticket`, or raise if it cannot be fetched any more."""

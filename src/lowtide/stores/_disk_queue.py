@@ -43,8 +43,8 @@ class DiskQueue:
         self.closed = False
         self.write_error: str | None = None  # of the first failed write, until a caller has reported it
         self._lock = threading.Lock()
-        self._waiters = Waiters()
-        self._entries: set[DiskEntry] = set()
+        self.waiters = Waiters()
+        self.entries: set[DiskEntry] = set()
         self._collected: deque[DiskEntry] = deque()
         self._deferred = DeferredFrees()
         self._prefetch_queue: dict[DiskEntry, None] = {}  # in the order of the `prefetch` calls
@@ -54,11 +54,11 @@ class DiskQueue:
         self._stored = self._fallback_bytes = self._put = self._fetched = self._hits = self._fallbacks = 0
         self._put_wait = self._fetch_wait = 0.0
         # Separate threads: a read never waits behind writes.
-        self._writers = IoThreads(threads, "lowtide-write")
+        self.writers = IoThreads(threads, "lowtide-write")
         try:
-            self._readers = IoThreads(threads, "lowtide-read")
+            self.readers = IoThreads(threads, "lowtide-read")
         except BaseException:
-            self._writers.stop()
+            self.writers.stop()
             raise
 
     def put(self, entry: DiskEntry) -> None:
@@ -74,7 +74,7 @@ class DiskQueue:
             self._in_flight += entry.in_flight_bytes
             self._put += nbytes
             self._stored += nbytes
-            self._entries.add(entry)
+            self.entries.add(entry)
             self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
             return True
 
@@ -82,7 +82,7 @@ class DiskQueue:
             return (entry.tensor is None and not entry.writing) or entry.fell_back or entry.dropped
 
         self._put_wait += self._wait_until(reserve, "wait for write", nbytes, entry.name)
-        self._writers.submit(partial(self._write, entry))
+        self.writers.submit(partial(self._write, entry))
         if not within_limit:
             self._put_wait += self._wait_until(finished, "wait for write", nbytes, entry.name)
 
@@ -177,7 +177,7 @@ class DiskQueue:
         if read is not None:
             read.buffer = None
         if not self.closed:
-            self._readers.submit(self._drop_collected_and_notify)
+            self.readers.submit(self._drop_collected_and_notify)
 
     def drain(self, nbytes: int) -> int:
         """Wait until `nbytes` in flight have left memory, or none are in flight. Return the bytes that left."""
@@ -199,7 +199,7 @@ class DiskQueue:
             self._drop_collected()
             return StoreStats(
                 tier="disk",
-                values=len(self._entries),
+                values=len(self.entries),
                 stored_bytes=self._stored,
                 resident_bytes=self._in_flight + self._prefetched + self._fallback_bytes,
                 put_bytes=self._put,
@@ -218,22 +218,22 @@ class DiskQueue:
     def shut_down(self) -> None:
         """Stop the threads after their current block, and close the file."""
         self.closed = True
-        self._writers.stop()
-        self._readers.stop()
-        if self._writers.has_current() or self._readers.has_current():
+        self.writers.stop()
+        self.readers.stop()
+        if self.writers.has_current() or self.readers.has_current():
             return  # the garbage collector runs in one of the threads, which cannot wait for itself
         self._drop_collected_and_notify()
-        self._writers.join()
-        self._readers.join()
+        self.writers.join()
+        self.readers.join()
         end = time.monotonic() + CLOSE_TIMEOUT_SECONDS
         while self._fetching and time.monotonic() < end:
-            self._waiters.register().acquire(timeout=0.5)
+            self.waiters.register().acquire(timeout=0.5)
         with self._deferred, self._lock:
-            for entry in self._entries:
+            for entry in self.entries:
                 entry.dropped = True
                 self._deferred.add(entry.tensor, entry.read)
                 entry.tensor = entry.read = None
-            self._entries.clear()
+            self.entries.clear()
             self._prefetch_queue.clear()
             self._stored = self._fallback_bytes = self._in_flight = self._prefetched = 0
         if not self._fetching:  # else the file is closed when this object is freed
@@ -246,8 +246,8 @@ class DiskQueue:
 
     def check_threads(self) -> None:
         """Raise `StoreError` if an error escaped in a background thread."""
-        self._writers.check()
-        self._readers.check()
+        self.writers.check()
+        self.readers.check()
 
     def _write(self, entry: DiskEntry) -> None:
         with self._deferred, self._lock:
@@ -299,11 +299,11 @@ class DiskQueue:
         if not entry.fell_back:
             self._released_bytes += entry.in_flight_bytes
         entry.in_flight_bytes = 0
-        self._waiters.notify_all()
+        self.waiters.notify_all()
 
     def _discard(self, entry: DiskEntry) -> None:
         nbytes = entry.nbytes
-        if entry not in self._entries:  # dropped already, or its put was interrupted
+        if entry not in self.entries:  # dropped already, or its put was interrupted
             return
         # No call that an interrupt could stop, as in `put`: all counts change, or none.
         entry.dropped = True
@@ -314,7 +314,7 @@ class DiskQueue:
             self._in_flight -= entry.in_flight_bytes
             self._released_bytes += entry.in_flight_bytes
             entry.in_flight_bytes = 0
-        self._entries.remove(entry)
+        self.entries.remove(entry)
         self._prefetch_queue.pop(entry, None)
         self._deferred.add(entry.tensor)
         entry.tensor = None
@@ -329,13 +329,13 @@ class DiskQueue:
                 self._prefetched -= entry.nbytes
         if entry.readers == 0:
             self._free_extent(entry)
-        self._waiters.notify_all()
+        self.waiters.notify_all()
 
     def _drop_collected_and_notify(self) -> None:
-        """Drop entries of collected tickets, and wake all waiting threads."""
+        """Drop entries of collected tickets, and notify all waiting threads."""
         with self._deferred, self._lock:
             self._drop_collected()
-            self._waiters.notify_all()
+            self.waiters.notify_all()
 
     def _start_prefetches(self) -> None:
         """Start the next prefetches within the limit."""
@@ -366,7 +366,7 @@ class DiskQueue:
                 if read.state is not State.QUEUED or entry.dropped:
                     continue
                 read.buffer = buffer
-            self._readers.submit(partial(self._run_prefetch, entry, read))
+            self.readers.submit(partial(self._run_prefetch, entry, read))
 
     def _cancel_queued(self, started_reads: list[tuple[DiskEntry, Read]]) -> None:
         """Cancel the reads that are still queued."""
@@ -409,13 +409,13 @@ class DiskQueue:
         entry.readers -= 1
         if entry.dropped and entry.readers == 0:
             self._free_extent(entry)
-        self._waiters.notify_all()
+        self.waiters.notify_all()
 
     def _free_extent(self, entry: DiskEntry) -> None:
         """Free the disk space in a writer thread, before the next write."""
         written, entry.written = entry.written, None
         if written is not None and not self.closed:
-            self._writers.submit(partial(self.file.free, written.extent))
+            self.writers.submit(partial(self.file.free, written.extent))
 
     def _check_live(self, entry: DiskEntry) -> None:
         if self.closed or entry.dropped:
@@ -441,11 +441,11 @@ class DiskQueue:
                 self._drop_collected()
                 if attempt():
                     break
-                if self._writers.has_current() or self._readers.has_current():
+                if self.writers.has_current() or self.readers.has_current():
                     raise StoreError(
                         "a thread of the disk store cannot wait for itself: callbacks must not wait for the store"
                     )
-                changed = self._waiters.register()
+                changed = self.waiters.register()
             if started is None:
                 started = time.perf_counter()
             changed.acquire(timeout=1.0)  # timeout: a failed thread may not notify

@@ -21,9 +21,9 @@ class IoThreads:
 
     def __init__(self, count: int, name: str) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._failures: list[BaseException] = []
+        self.failures: list[BaseException] = []  # errors that escaped from jobs
         self._threads = [
-            threading.Thread(target=_run, args=(self._jobs, self._failures), name=f"{name}-{i}", daemon=True)
+            threading.Thread(target=_run, args=(self._jobs, self.failures), name=f"{name}-{i}", daemon=True)
             for i in range(count)
         ]
         try:
@@ -36,7 +36,7 @@ class IoThreads:
     @property
     def failure(self) -> BaseException | None:
         """First error that escaped from a job."""
-        return self._failures[0] if self._failures else None
+        return self.failures[0] if self.failures else None
 
     def check(self) -> None:
         """Raise `StoreError` if an error escaped from a job."""
@@ -48,6 +48,10 @@ class IoThreads:
     def submit(self, job: Job) -> None:
         """Queue `job`. Jobs start in the order of submission."""
         self._jobs.put(job)
+
+    def is_idle(self) -> bool:
+        """Return whether no job is queued. A job may still run."""
+        return self._jobs.empty()
 
     def has_current(self) -> bool:
         """Return whether the calling thread is one of these threads."""

@@ -126,7 +126,7 @@ class SpillFile:
                 "pass directory=, a directory of your own on a local disk"
             ) from error
         self.fd = file.fileno()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._extents = Extents()
         self.close = weakref.finalize(self, file.close)
         self.close.atexit = False  # the store stops its threads first; process exit closes the file
@@ -138,7 +138,7 @@ class SpillFile:
 
     def write(self, data: Bytes, stop: Callable[[], bool]) -> Written:
         """Write `data` to a new extent. Raise `Stopped` if `stop` returns True between two blocks."""
-        with self._lock:
+        with self.lock:
             extent = self._extents.reserve(data.nbytes)
         checksums = []
         try:
@@ -184,7 +184,7 @@ class SpillFile:
 
     def free(self, extent: Extent) -> None:
         """Free an extent. Truncate the file if its end is free."""
-        with self._lock:
+        with self.lock:
             # `write` reserves under the same lock, so no extent is beyond the new end.
             if self._extents.free(extent):
                 with contextlib.suppress(OSError):  # a file that is too long does no harm

@@ -67,23 +67,23 @@ class DiskStore(Store):
         if threads < 1:
             raise ArgumentError(f"a disk store needs at least one thread, not {threads}")
         self._pid = os.getpid()
-        self._queue = DiskQueue(SpillFile(directory), threads, in_flight, prefetch, Timeline(record_timeline))
-        self._finalize = weakref.finalize(self, _shut_down, self._queue, self._pid)
+        self.queue = DiskQueue(SpillFile(directory), threads, in_flight, prefetch, Timeline(record_timeline))
+        self._finalize = weakref.finalize(self, _shut_down, self.queue, self._pid)
 
     @property
     def directory(self) -> str:
         """Directory of the spill file."""
-        return self._queue.file.directory
+        return self.queue.file.directory
 
     @property
     def max_prefetch_bytes(self) -> int:
         """Upper limit on bytes prefetched and not yet fetched."""
-        return self._queue.max_prefetch_bytes
+        return self.queue.max_prefetch_bytes
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._queue.closed
+        return self.queue.closed
 
     def put(self, tensor: torch.Tensor, name: str = "") -> Ticket:
         """Queue a background write of `tensor`. Waits while the queue is full.
@@ -101,7 +101,7 @@ class DiskStore(Store):
         entry = DiskEntry(name, geometry._replace(device=_CPU), held)
         ticket = _DiskTicket(self, entry, geometry)
         del held
-        self._queue.put(entry)
+        self.queue.put(entry)
         self._report_background_errors()
         return ticket
 
@@ -109,18 +109,18 @@ class DiskStore(Store):
         """Return the value, from memory if it is still there or prefetched, else from disk."""
         entry = self._live_entry(ticket)
         geometry = cast(_DiskTicket, ticket).geometry
-        tensor = self._queue.fetch(entry)
+        tensor = self.queue.fetch(entry)
         return tensor if geometry.device == _CPU else geometry.empty().copy_(tensor)
 
     def is_resident(self, ticket: Ticket) -> bool:
         """Return whether the value is still in memory or prefetched."""
         entry = self._live_entry(ticket)
-        return cast(_DiskTicket, ticket).geometry.device == _CPU and self._queue.is_resident(entry)
+        return cast(_DiskTicket, ticket).geometry.device == _CPU and self.queue.is_resident(entry)
 
     def bytes_to_fetch(self, ticket: Ticket) -> int:
         """Return the bytes that `fetch` would allocate. 0 also for a value that is being prefetched."""
         entry = self._live_entry(ticket)
-        has_memory = cast(_DiskTicket, ticket).geometry.device == _CPU and self._queue.has_memory(entry)
+        has_memory = cast(_DiskTicket, ticket).geometry.device == _CPU and self.queue.has_memory(entry)
         return 0 if has_memory else entry.nbytes
 
     def prefetch(self, ticket: Ticket) -> None:
@@ -128,19 +128,19 @@ class DiskStore(Store):
 
         A value larger than `max_prefetch_bytes` is not prefetched.
         """
-        self._queue.prefetch(self._live_entry(ticket))
+        self.queue.prefetch(self._live_entry(ticket))
 
     def drop(self, ticket: Ticket) -> None:
         """Delete the value. A write that has not started is cancelled."""
         entry = self._owned_entry(ticket)
         self._check_process()
-        self._queue.drop(cast(DiskEntry, entry))
+        self.queue.drop(cast(DiskEntry, entry))
 
     def drain(self, nbytes: int) -> int:
         """Wait until `nbytes` in flight have left memory, or none are in flight. Return the bytes that left."""
         self._check_process()
         self._check_open()
-        released_bytes = self._queue.drain(nbytes)
+        released_bytes = self.queue.drain(nbytes)
         self._report_background_errors()
         return released_bytes
 
@@ -148,17 +148,17 @@ class DiskStore(Store):
         """Wait until every value is on disk or has fallen back to memory."""
         self._check_process()
         self._check_open()
-        self._queue.flush()
+        self.queue.flush()
         self._report_background_errors()
 
     def timeline(self) -> tuple[Span, ...]:
         """Return the spans recorded so far, in the order in which they ended. Works after `close`, too."""
-        return self._queue.timeline.spans()
+        return self.queue.timeline.spans()
 
     def stats(self) -> StoreStats:
         """Return statistics."""
         self._check_process()
-        return self._queue.stats()
+        return self.queue.stats()
 
     def close(self) -> None:
         """Stop the threads after their current block, and free the disk space."""
@@ -168,7 +168,7 @@ class DiskStore(Store):
 
     def _ticket_collected(self, entry: Entry) -> None:
         if os.getpid() == self._pid:
-            self._queue.ticket_collected(cast(DiskEntry, entry))
+            self.queue.ticket_collected(cast(DiskEntry, entry))
 
     def _live_entry(self, ticket: Ticket) -> DiskEntry:
         self._check_process()
@@ -185,8 +185,8 @@ class DiskStore(Store):
 
     def _report_background_errors(self) -> None:
         """Raise or warn, in the thread of the caller, about errors in background threads."""
-        self._queue.check_threads()
-        write_error, self._queue.write_error = self._queue.write_error, None
+        self.queue.check_threads()
+        write_error, self.queue.write_error = self.queue.write_error, None
         if write_error is not None:
             warnings.warn(
                 f"a write to the spill file in {self.directory} failed ({write_error}). Nothing is lost: values that "

@@ -116,7 +116,7 @@ class HostStore(Store):
     ) -> None:
         self._max_in_flight = parse_bytes(max_in_flight_bytes)
         self._max_prefetch = parse_bytes(max_prefetch_bytes) if max_prefetch_bytes is not None else self._max_in_flight
-        self._copies = copies if copies is not None else AcceleratorCopies()
+        self.copies = copies if copies is not None else AcceleratorCopies()
         self._lock = threading.RLock()  # reentrant: callbacks on allocation or release may use the store
         self._entries: set[_HostEntry] = set()
         self._collected: deque[_HostEntry] = deque()
@@ -140,13 +140,13 @@ class HostStore(Store):
         self._check_open()
         geometry = geometry_of(tensor)
         source = tensor.detach() if tensor.requires_grad else tensor
-        entry = _HostEntry(name, geometry, self._copies.pinned(geometry))
+        entry = _HostEntry(name, geometry, self.copies.pinned(geometry))
         ticket = Ticket(self, entry)
         with self._lock:
             self._process_finished()
             waited = self._wait_for_capacity(entry.nbytes)
             assert entry.host is not None
-            entry.outgoing = self._copies.start(entry.host, source)
+            entry.outgoing = self.copies.start(entry.host, source)
             self._entries.add(entry)
             self._outgoing.append((entry.outgoing, entry.nbytes))
             stats = self._stats
@@ -257,7 +257,7 @@ class HostStore(Store):
         assert entry.outgoing is not None
         entry.outgoing.order()
         device_copy = entry.geometry.empty()
-        entry.incoming = self._copies.start(device_copy, entry.host)
+        entry.incoming = self.copies.start(device_copy, entry.host)
         entry.device_copy = device_copy
 
     def _start_prefetches(self) -> None:

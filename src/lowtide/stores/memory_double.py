@@ -47,24 +47,24 @@ class MemoryDouble(DeviceStore):
         ticket = super().put(tensor, name)
         self.calls.append(("put", name))
         if name in self._refuse:
-            ticket._entry.fell_back = True
+            ticket.entry.fell_back = True
             self._fallbacks += 1
             if self._fallbacks == 1:
                 warnings.warn(
                     f"the memory double refuses {name!r}, as the test requested", LowtideWarning, stacklevel=2
                 )
-        elif ticket._entry.tensor is not None:
-            ticket._entry.hold(ticket._entry.tensor.clone())
+        elif ticket.entry.tensor is not None:
+            ticket.entry.hold(ticket.entry.tensor.clone())
         return ticket
 
     def fetch(self, ticket: Ticket) -> torch.Tensor:
         """Return a copy of the stored copy."""
         tensor = super().fetch(ticket)
         self.calls.append(("fetch", ticket.name))
-        if id(ticket._entry) in self._damaged:
-            raise DamagedValueError(f"{ticket._entry} is damaged, as the test requested")
-        if id(ticket._entry) in self._prefetched:
-            self._prefetched.discard(id(ticket._entry))
+        if id(ticket.entry) in self._damaged:
+            raise DamagedValueError(f"{ticket.entry} is damaged, as the test requested")
+        if id(ticket.entry) in self._prefetched:
+            self._prefetched.discard(id(ticket.entry))
             self._hits += 1
         return tensor if ticket.fell_back else tensor.clone()
 
@@ -76,11 +76,11 @@ class MemoryDouble(DeviceStore):
         """Record the call."""
         super().prefetch(ticket)
         self.calls.append(("prefetch", ticket.name))
-        self._prefetched.add(id(ticket._entry))
+        self._prefetched.add(id(ticket.entry))
 
     def drop(self, ticket: Ticket) -> None:
         """Delete the copy."""
-        if not ticket._entry.dropped:
+        if not ticket.entry.dropped:
             self.calls.append(("drop", ticket.name))
         super().drop(ticket)
 

@@ -1,6 +1,6 @@
-"""Every private torch name that lowtide depends on, behind one small function each.
+"""All private torch names that lowtide uses, each behind one small function.
 
-Private names change between releases. `tests/test_torch_compat.py` shows which one broke.
+Private names change between releases. `tests/test_torch_compat.py` shows which one is broken.
 """
 
 from .autograd import (

@@ -11,25 +11,25 @@ import torch
 from .dispatch import is_tracing_only
 
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
-"""The id of the backward pass that this thread is inside of, or -1."""
+"""Return the id of the backward pass that runs in this thread, or -1."""
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
-"""Whether autograd records, in this thread from now on: a setting, without the object that its public name makes."""
+"""Enable or disable grad in this thread. Cheaper than the public name, which creates an object."""
 
 
 def innermost_hooks() -> Any:
-    """The innermost pair of saved-tensor hooks of this thread, or None."""
+    """Return the innermost pair of saved-tensor hooks of this thread, or None."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def saved_tensor_hooks_allowed() -> bool:
-    """Whether saved-tensor hooks can be used here: transforms of torch.func refuse them."""
+    """Return whether saved-tensor hooks can be used here. Transforms of torch.func reject them."""
     enabled: bool = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
     return enabled and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def exit_hooks(pack: Any) -> None:
-    """End the saved-tensor hooks with this `pack`, also where others have been entered above since."""
+    """Remove the saved-tensor hooks with this `pack`, even if others were added after them."""
     above = []
     while (top := innermost_hooks()) is not None and top[0] != pack:
         above.append(top)
@@ -41,36 +41,36 @@ def exit_hooks(pack: Any) -> None:
 
 
 def running_node() -> str:
-    """The name of the backward node that is running now in this thread: "MulBackward0"."""
+    """Return the name of the backward node that runs in this thread, such as "MulBackward0"."""
     node = torch._C._current_autograd_node()
     return node.name() if node is not None else ""
 
 
 next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-"""The number that the next backward node made in this thread will have."""
+"""Return the number of the next backward node that is created in this thread."""
 
 node_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
-"""The number of a backward node. They count up as nodes are made; leaves have the largest there is."""
+"""Return the number of a backward node. Numbers increase with creation. Leaves have the largest possible number."""
 
 
 def running_node_number() -> int:
-    """The number of the backward node that is running now; -1 outside of any."""
+    """Return the number of the backward node that runs in this thread, or -1."""
     node = torch._C._current_autograd_node()
     return node_number(node) if node is not None else -1
 
 
 Backward = Callable[..., Any]
 
+# The installed wrappers, and the function that they replace. Module state, because torch has one such function.
 _wrappers: list[Callable[[Backward], Backward]] = []
-
 _original_backward: list[Backward] = []
 
 
 def wrap_backward(wrapper: Callable[[Backward], Backward], *, outermost: bool = False) -> Callable[[], None]:
-    """Have every backward pass that Python starts run through `wrapper(original)`; call the result to undo it.
+    """Run every backward pass that Python starts as `wrapper(original)`. Return a function that undoes this.
 
-    `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all go through one function, which is
-    replaced while there is any wrapper.
+    `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all call one private function, which is
+    replaced while there are wrappers.
     """
     home: Any = torch.autograd
     if not _wrappers:
@@ -96,12 +96,12 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
 
 
 def creates_graph(args: tuple[Any, ...]) -> bool:
-    """Whether the backward pass with these arguments (see `wrap_backward`) is itself to be differentiated."""
+    """Return whether a backward pass with these arguments (see `wrap_backward`) creates a graph."""
     return len(args) > 3 and bool(args[3])  # tensors, their gradients, retain_graph, create_graph, ...
 
 
 def reinstall_hook(handle: Any, hook: Callable[..., Any]) -> None:
-    """Install a hook again that its handle has removed, under the number that it had."""
+    """Install a hook again that was removed through its handle. The handle stays valid."""
     handle.hooks_dict_ref()[handle.id] = hook
-    for flags in handle.extra_dict_ref:  # such as "call it also after an error"
+    for flags in handle.extra_dict_ref:  # for example: also call the hook after an error
         flags()[handle.id] = True

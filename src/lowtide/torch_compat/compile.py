@@ -1,4 +1,4 @@
-"""torch.compile."""
+"""Exclude functions from torch.compile."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 def never_compile(function: Any) -> None:
-    """Keep dynamo from tracing this function, and what it calls, when it runs beneath compiled code.
+    """Prevent dynamo from tracing this function and the functions that it calls.
 
-    What `torch.compiler.disable` does, without a wrapper around every call.
+    Has the effect of `torch.compiler.disable`, without a wrapper around every call.
     """
     dynamo = torch._C._dynamo.eval_frame
     skip = dynamo._FrameAction.SKIP

@@ -20,19 +20,19 @@ _ABOVE_KERNELS = torch._C._dispatch_keyset_full() - torch._C._dispatch_keyset_fu
 
 
 def below_autograd() -> AbstractContextManager[Any]:
-    """Run ops at the level at which they were recorded: no autograd, no autocast, no functorch."""
+    """Run ops below autograd, autocast and functorch, the level at which they are recorded."""
     guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS)
     return guard
 
 
 def innermost_mode() -> Any:
-    """The dispatch mode that sees ops first in this thread now, or None."""
+    """Return the innermost dispatch mode of this thread, or None."""
     depth = torch._C._len_torch_dispatch_stack()
     return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
 
 
 def exit_mode(mode: Any) -> None:
-    """End a dispatch mode, also one that others have been entered above since."""
+    """Exit a dispatch mode, even if others were entered after it."""
     above = []
     while (top := innermost_mode()) is not None and top is not mode:
         above.append(torch._C._pop_torch_dispatch_stack(None))
@@ -42,29 +42,29 @@ def exit_mode(mode: Any) -> None:
 
 
 def suspend_innermost_mode() -> None:
-    """Take the innermost mode off this thread's stack until the backward node that is running now has ended.
+    """Remove the innermost mode of this thread until the running backward node ends.
 
-    Some gradient formulas (of `prod`, for one) take another path while any dispatch mode is active, and
-    differ in the last bit. Autograd sets the stack anew for every node, so nothing has to be put back.
+    Some gradient formulas (for example of `prod`) use other kernels while a dispatch mode is active, and their results
+    differ in the last bit. Autograd sets the stack for every node, so the mode need not be restored.
     """
     torch._C._pop_torch_dispatch_stack(None)
 
 
 def is_tracing_only() -> bool:
-    """Whether ops are traced here and nothing is computed, as when `torch.compile` makes a backward graph."""
+    """Return whether ops are only traced, as when `torch.compile` builds a backward graph."""
     keys = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Run ops that no dispatch mode sees, the recorder included."""
+    """Disable all dispatch modes, including the recorder."""
     guard: AbstractContextManager[Any] = torch._C._DisableTorchDispatch()
     return guard
 
 
 def kernel_of(func: Any) -> Callable[..., Any]:
-    """What calling an op calls; a Python frame less, where it is called for every op of a model."""
-    kernel: Callable[..., Any] = getattr(func, "_op", func)  # higher-order ops have none
+    """Return the function that `func(...)` calls internally. Calling it directly saves a Python frame."""
+    kernel: Callable[..., Any] = getattr(func, "_op", func)  # higher-order ops have no `_op`
     if not _skips_version_bump(func):
         return kernel
 
@@ -77,11 +77,11 @@ def kernel_of(func: Any) -> Callable[..., Any]:
 
 
 def _skips_version_bump(func: Any) -> bool:
-    """Whether what this op writes would not count as written (`_version`) when it is called from a dispatch mode.
+    """Return whether this op does not increase `_version` of the tensors it writes when called from a dispatch mode.
 
-    Most ops that write count it in a layer above modes. `_foreach_add_` and others that write lists leave it to the
-    ops that they consist of, for which a mode switches that layer off. Autograd, which goes by the count, would then
-    take a view that such an op has written for what it was before: a wrong gradient, without an error.
+    Most ops increase the version in a dispatch layer above modes. `_foreach_add_` and other ops that write lists leave
+    it to their inner ops, for which a mode disables that layer. Autograd would not notice the write, and a view of the
+    tensor would get a wrong gradient without an error.
     """
     if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
         return False

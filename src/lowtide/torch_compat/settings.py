@@ -1,4 +1,4 @@
-"""Global settings, one Python frame less than by their public names: every replay reads them."""
+"""Global settings of torch. Private names save a Python frame, and every replay reads the settings."""
 
 from __future__ import annotations
 
@@ -11,4 +11,3 @@ is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 only_warns_if_not_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms_warn_only
 
 matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
-"""Settings of torch, each a Python frame less than by its public name: every replay asks for them."""

@@ -11,23 +11,23 @@ import torch
 from .dispatch import _ADINPLACE, _is_excluded, _set_excluded
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
-"""What identifies a storage while it lives: the address of its C++ object."""
+"""Return the address of the C++ storage, which identifies the storage while it is alive."""
 
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
-"""How often the tensor, or any alias that shares its counter, has been written in place."""
+"""Return the number of in-place writes to the tensor and to aliases that share its version counter."""
 
 
 def watched_alias(tensor: torch.Tensor) -> torch.Tensor:
-    """An alias without history that still shares `tensor`'s version counter.
+    """Return an alias without a graph that shares the version counter of `tensor`.
 
-    Below autograd a plain `detach()` would start a new counter and hide later writes (Rule 11), and the
-    tensor itself would hold on to its graph, which may hold us (Rule 4).
+    Below autograd, `detach()` would start a new counter and hide later writes (Rule 11). The tensor itself would hold
+    its graph, which may hold a handle (Rule 4).
     """
     if tensor.is_leaf:
-        return tensor  # it has no history
+        return tensor  # it has no graph
     if not _is_excluded(_ADINPLACE):
         return watched_alias_above_kernels(tensor)
-    _set_excluded(_ADINPLACE, False)  # half of the time that a guard takes
+    _set_excluded(_ADINPLACE, False)  # takes half the time of a guard
     try:
         return watched_alias_above_kernels(tensor)
     finally:
@@ -35,16 +35,16 @@ def watched_alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def watched_alias_above_kernels(tensor: torch.Tensor) -> torch.Tensor:
-    """The same, a third of the time, where it is not called from inside an op (a pack hook is not)."""
+    """Like `watched_alias`, in a third of the time. Must not be called inside an op; a pack hook may call it."""
     if tensor.is_leaf:
         return tensor
     if type(tensor) is not torch.Tensor:
-        return tensor.detach()  # a wrapper has to detach itself
+        return tensor.detach()  # a wrapper subclass implements its own detach
     return new_alias(tensor)
 
 
 new_alias: Callable[[torch.Tensor], torch.Tensor] = functools.partial(torch.Tensor._make_subclass, torch.Tensor)
-"""Another tensor over the same memory, without history: a detach that no dispatch mode sees."""
+"""Return another tensor over the same memory, without a graph. Dispatch modes are not called."""
 
 _storage_users: Callable[[int], int] = torch._C._storage_Use_Count
 
@@ -52,11 +52,11 @@ _tensor_users: Callable[[torch.Tensor], int] = operator.methodcaller("_use_count
 
 
 def is_unshared(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor shares this one's storage, and nothing in C++ holds this tensor."""
-    # Its storage's count has one more for the storage's own Python object.
+    """Return whether no other tensor shares the storage and no C++ code holds the tensor."""
+    # The Python object of the storage counts as one user.
     return _storage_users(storage_key(tensor.untyped_storage())) == 2 and _tensor_users(tensor) == 1
 
 
-def is_wrapper(kind: type) -> bool:
-    """Whether tensors of this class dispatch themselves and have no storage of their own (Rule 14)."""
-    return getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl
+def is_wrapper(cls: type) -> bool:
+    """Return whether `cls` is a wrapper subclass, whose tensors have no storage (Rule 14)."""
+    return getattr(cls, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl

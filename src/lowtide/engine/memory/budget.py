@@ -127,7 +127,7 @@ class MemoryBudget:
         if kwargs:
             key.append(output_sizes.shapes_of(tuple(kwargs.items())))
         signature = tuple(key)
-        nbytes, certain = output_sizes.bytes_to_be_made(signature, facts, args, kwargs)
+        nbytes, certain = output_sizes.output_bytes(signature, facts, args, kwargs)
         if nbytes:
             self.make_room(nbytes, facts.name, strictly and certain)  # an estimate is no reason to stop
         return signature, nbytes, ledger.live_bytes
@@ -144,7 +144,7 @@ class MemoryBudget:
         signature, expected, before = token
         live = ledger.live_bytes
         if live - before > expected:
-            output_sizes.learn(signature, live - before)
+            output_sizes.correct(signature, live - before)
         if live > self.peak_bytes:
             self.peak_bytes = live
         if self.observer is not None:

@@ -310,7 +310,7 @@ class Pool:
         self._members.clear()
 
     def is_empty(self) -> bool:
-        """Whether no member is in memory."""
+        """Return whether no member is in memory."""
         while self._members:
             value = self._members[-1]()
             if value is not None and value.tensor is not None:

@@ -167,7 +167,7 @@ def _missing_placement(value: Value | None) -> Placement | None:
 
 
 def is_being_written(value: Value) -> bool:
-    """Whether a store still reads the memory of a value, which is then not exclusively the engine's."""
+    """Return whether a store still reads the memory of a value, which is then not exclusively the engine's."""
     placement = value.residency.placement if value.residency is not None else None
     return placement is not None and placement.is_being_written()
 

@@ -43,7 +43,7 @@ class Placement(Protocol):
         """Start to read the content. A hint."""
 
     def is_being_written(self) -> bool:
-        """Whether the put memory is still in use."""
+        """Return whether the put memory is still in use."""
 
     def wait_until_written(self) -> None:
         """Wait until the put memory is free, or the write has failed."""
@@ -86,7 +86,7 @@ class StorePlacement:
         self.store.prefetch(self.ticket)
 
     def is_being_written(self) -> bool:
-        """Whether the store still holds the put memory."""
+        """Return whether the store still holds the put memory."""
         return not self.store.closed and self.store.is_resident(self.ticket)
 
     def wait_until_written(self) -> None:

@@ -27,7 +27,7 @@ _TRAINING = 5  # its position among the arguments
 
 
 def applies(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this op can be replayed from its statistics."""
+    """Return whether this op can be replayed from its statistics."""
     if facts.func is not _BATCH_NORM or kwargs or not args[_TRAINING]:
         return False
     x, *of_channels = args[:_TRAINING]
@@ -37,7 +37,7 @@ def applies(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
         and x.device.type == "cpu"
         and (x.is_contiguous() or any(x.is_contiguous(memory_format=layout) for layout in _layouts(x)))
         and all(one is None or (one.dtype is dtype and one.is_contiguous()) for one in of_channels)
-        and _reproduces(dtype)
+        and reproduces(dtype)
     )
 
 
@@ -52,26 +52,27 @@ def from_statistics(args: tuple[Any, ...], out: Any) -> tuple[OpFacts, tuple[Any
     return _facts(), (x, weight, bias, mean, inverse_deviation)
 
 
-def _normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse: Tensor) -> Tensor:
+def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse: Tensor) -> Tensor:
+    """Return the output of a batch norm, computed from its statistics."""
     scale = inverse if weight is None else inverse * weight
     out: Tensor = _BATCH_NORM(x, scale, bias, mean, torch.ones_like(mean), False, 0.0, 0.0)[0]
     return out
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # a fact about an op
 def _facts() -> OpFacts:
     """Return the facts of the shorter op, under the name of the op that ran."""
     facts = OpFacts(_BATCH_NORM)
-    facts.call = _normalised
+    facts.call = normalised
     facts.statistics = False
     facts.writes = ()
     assert facts.name == facts_of(_BATCH_NORM).name
     return facts
 
 
-@lru_cache
-def _reproduces(dtype: torch.dtype) -> bool:
-    """Whether both ways give the same bits on this machine, for many magnitudes and all layouts."""
+@lru_cache  # a fact about the machine
+def reproduces(dtype: torch.dtype) -> bool:
+    """Return whether both kernels give the same bits on this machine, for many magnitudes and all layouts."""
     with without_modes(), below_autograd(), torch.no_grad():
         spread = torch.linspace(-3, 3, 24, dtype=torch.float64)
         waves = torch.sin(torch.arange(6 * 24 * 7 * 9, dtype=torch.float64)).view(6, 24, 7, 9)
@@ -84,5 +85,5 @@ def _reproduces(dtype: torch.dtype) -> bool:
 
 def _same(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     once, mean, inverse = _BATCH_NORM(x, weight, bias, None, None, True, 0.1, 1e-5)
-    replayed = _normalised(x, weight, bias, mean, inverse)
+    replayed = normalised(x, weight, bias, mean, inverse)
     return torch.equal(once, replayed) and once.stride() == replayed.stride()

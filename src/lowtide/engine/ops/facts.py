@@ -1,7 +1,7 @@
-"""What is known about each op before it runs: what it writes, whether it draws, whether it may be replayed.
+"""Facts about each op: its writes, its random draws, and whether it may be replayed.
 
-Facts are learnt once per op from its schema and tags, and from the short lists here of what schemas do not
-say (Rules 6, 7, 8, 9 and 12).
+Facts are derived once per op from its schema, its tags and the lists below, which correct incomplete schemas (Rules 6,
+7, 8, 9 and 12).
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ import torch
 from ..._errors import ArgumentError
 from ...torch_compat import kernel_of, returns_only_views, written_arguments
 
-# Rule 7: these write running statistics (arguments 3 and 4) when argument 5, `training`, is true, and
-# their schemas do not say so. What they compute does not depend on the statistics they overwrite.
+# Rule 7: these write running statistics (arguments 3 and 4) if argument 5, `training`, is true, and their schemas do
+# not declare it. Their results do not depend on the statistics that they overwrite.
 _HIDDEN_STATISTICS = {"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"}
-# The same, with honest schemas.
+# The same, with complete schemas.
 _DECLARED_STATISTICS = {"aten._native_batch_norm_legit", "aten._batch_norm_with_update"}
 
-# Rule 9: memory that nothing has written yet.
+# Rule 9: ops that return memory without content.
 _BLANK = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided",
           "aten.empty_permuted", "aten.empty_quantized"}  # fmt: skip
 
-# Views whose schemas do not say so.
+# Views whose schemas do not declare it.
 _HIDDEN_VIEWS = {"aten._unsafe_view", "aten.unsafe_split", "aten.unsafe_split_with_sizes", "aten.unsafe_chunk"}
 
-# Ops that give every element they are handed a new content, whatever was there.
+# Ops that overwrite every element of their first argument.
 _OVERWRITERS = {"aten.fill_", "aten.zero_", "aten.copy_", "aten.bernoulli_", "aten.uniform_", "aten.normal_",
                 "aten.random_", "aten.exponential_", "aten.cauchy_", "aten.geometric_",
                 "aten.log_normal_"}  # fmt: skip
 
-# Ops whose results have two different elements at most; and those of one tensor and numbers, which make no more of two.
-_COINS = {"aten.bernoulli_", "aten.bernoulli"}
+# Ops whose results have at most two distinct elements.
+_BINARY_DRAWS = {"aten.bernoulli_", "aten.bernoulli"}
+# Elementwise ops on one tensor. They do not increase the number of distinct elements.
 _ELEMENTWISE = {"aten.div_", "aten.mul_", "aten.div", "aten.mul", "aten.clone", "aten._to_copy"}
 
-# Ops that change which memory a tensor has, not what a storage contains.
+# Ops that give a tensor another storage, instead of writing to its storage.
 _REBINDING = {"aten.set_", "aten.resize_", "aten.resize_as_", "aten._resize_output_", "aten.set_data"}
 
-# Recurrent layers of cuDNN and MIOpen draw their dropout from a state of their own, which no generator shows.
+# Recurrent layers of cuDNN and MIOpen draw dropout from an internal state that is not a torch generator.
 _HIDDEN_GENERATORS = {"aten._cudnn_rnn", "aten.miopen_rnn", "aten._cudnn_init_dropout_state"}
 
-# Rule 12. Besides these, any namespace not listed in _PURE is left alone unless the user allows it.
+# Rule 12. Ops of other namespaces that are not in _PURE are not replayed either, unless the user allows it.
 _COLLECTIVES = {
     "c10d",
     "_c10d_functional",
@@ -52,15 +53,15 @@ _COLLECTIVES = {
     "fsdp",
 }
 _PURE = {"aten", "prims", "torchvision", "torchaudio", "mkldnn", "xformers", "flash_attn"}
-# What these make is more than a geometry over bytes: a quantised tensor carries its scales.
+# A quantised tensor has scales besides its storage.
 _QUANTISERS = ("aten.quantize_", "aten._empty_affine_quantized", "aten._make_per_")
-# Results with bytes that the kernel never writes nor reads, so that they differ from call to call: by position.
+# By op: positions of results with bytes that the kernel neither writes nor reads. They differ between calls.
 _PADDED_RESULTS = {"aten.mkldnn_rnn_layer": (3,)}  # oneDNN's workspace
-_allowed: set[str] = set()
+_allowed: set[str] = set()  # ops and namespaces that the user has allowed, a setting of the process
 
 
 class OpFacts:
-    """What the engine needs to know about one op; made once per op, read at every call."""
+    """Facts about one op, computed once and read at every call."""
 
     __slots__ = (
         "blank",
@@ -83,10 +84,10 @@ class OpFacts:
     )
 
     def __init__(self, func: Any) -> None:
-        self.func = func  # held, so that its id stays its own
+        self.func = func  # held, so that no other object gets its id
         self.call = kernel_of(func)
         if not isinstance(func, torch._ops.OpOverload):
-            self._learn_higher_order(func)
+            self._init_higher_order(func)
             return
         self.name = str(func)
         namespace = self.name.partition(".")[0]
@@ -99,7 +100,7 @@ class OpFacts:
         self.blank = packet in _BLANK
         self.overwrites = packet in _OVERWRITERS or (bool(self.writes) and "out" in str(func._overloadname))
         self.rebinds = packet in _REBINDING
-        self.draws_binary = packet in _COINS
+        self.draws_binary = packet in _BINARY_DRAWS
         self.elementwise = packet in _ELEMENTWISE
         self.regathers = namespace == "fsdp"
         self.padded = _PADDED_RESULTS.get(packet, ())
@@ -107,13 +108,13 @@ class OpFacts:
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
         self.pinned: str | None = _why_not_replayed(namespace, packet)
         if torch.Tag.maybe_aliasing_or_mutating in func.tags:
-            self.pinned = "its schema cannot tell what it writes"
+            self.pinned = "its schema does not declare what it writes"
         elif torch.Tag.nondeterministic_bitwise in func.tags:
-            self.pinned = "torch says that it does not give the same bits twice"
-        # The common case, decided once: neither writes nor draws, and may be replayed.
+            self.pinned = "torch declares it nondeterministic"
+        # The common case: neither writes nor draws, and may be replayed.
         self.simple = not (self.writes or self.seeded or self.rebinds or self.pinned)
 
-    def _learn_higher_order(self, func: Any) -> None:
+    def _init_higher_order(self, func: Any) -> None:
         self.name = str(func)
         self.padded = ()
         self.views = self.statistics = self.blank = self.overwrites = self.rebinds = self.regathers = False
@@ -121,16 +122,16 @@ class OpFacts:
         self.writes = ()
         self.seeded = False
         self.region = self.name == "inductor_compiled_code"
-        self.pinned = "nothing tells what a higher-order op draws or writes"
+        self.pinned = "a higher-order op may draw random numbers or write its inputs"
         self.simple = False
 
     def writes_now(self, args: tuple[Any, ...]) -> bool:
-        """Whether this very call writes: batch norms do so only in training."""
+        """Return whether this call writes. Batch norms write only in training."""
         return bool(self.writes) and not (self.statistics and len(args) > 5 and args[5] is False)
 
 
 def facts_of_region(func: Any, compiled: Any) -> OpFacts:
-    """The facts about one region that inductor compiled: replayed if all its ops neither write nor draw."""
+    """Return the facts about a region compiled by inductor. It is replayed if none of its ops writes or draws."""
     facts = _regions.get(compiled)
     if facts is None:
         facts = OpFacts(func)
@@ -145,7 +146,7 @@ def facts_of_region(func: Any, compiled: Any) -> OpFacts:
     return facts
 
 
-_regions: weakref.WeakKeyDictionary[Any, OpFacts] = weakref.WeakKeyDictionary()
+_regions: weakref.WeakKeyDictionary[Any, OpFacts] = weakref.WeakKeyDictionary()  # cache, by compiled region
 
 
 def _is_pure_call(target: Any) -> bool:
@@ -174,12 +175,12 @@ def _why_not_replayed(namespace: str, packet: str) -> str | None:
     )
 
 
-# By id, because an op's own hash is a Python call; the facts hold the op.
+# Cache, by id of the op: the hash of an op is slow. The facts hold the op.
 FACTS: dict[int, OpFacts] = {}
 
 
 def facts_of(func: Any) -> OpFacts:
-    """The facts about an op."""
+    """Return the facts about an op."""
     facts = FACTS.get(id(func))
     if facts is None:
         facts = FACTS[id(func)] = OpFacts(func)
@@ -187,12 +188,12 @@ def facts_of(func: Any) -> OpFacts:
 
 
 def allow_replay(op: str) -> None:
-    """Say that a custom op ("mylib::op"), or a whole namespace ("mylib"), has no effect but its results.
+    """Declare that a custom op ("mylib::op"), or all ops of a namespace ("mylib"), have no side effects.
 
-    Its values may then be recomputed. Ops of other libraries are kept by default, because running one
-    twice could count, print, send or draw twice (Rule 2).
+    Their values may then be recomputed. By default the values of custom ops are kept, because a replay could repeat a
+    side effect (Rule 2). Raises `ArgumentError` if `op` is not a string.
     """
     if not isinstance(op, str):
-        raise ArgumentError(f'allow_replay takes a name, such as "mylib::op" or "mylib", not {type(op).__name__} {op}')
+        raise ArgumentError(f'allow_replay needs a name such as "mylib::op" or "mylib", not {type(op).__name__} {op}')
     _allowed.add(op.replace("::", "."))
     FACTS.clear()

@@ -1,4 +1,4 @@
-"""Settings of torch that change what a kernel computes, so that a replay runs under those of forward."""
+"""Settings of torch that change the results of kernels. A replay runs under the settings of forward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...torch_compat import is_deterministic, matmul_precision, only_warns_if_no
 
 
 class Settings(NamedTuple):
-    """What forward ran under."""
+    """The settings of one op."""
 
     default_dtype: torch.dtype
     threads: int
@@ -22,7 +22,7 @@ class Settings(NamedTuple):
 
 
 def current() -> Settings:
-    """The settings now."""
+    """Return the present settings."""
     return Settings(
         torch.get_default_dtype(),
         torch.get_num_threads(),
@@ -34,7 +34,7 @@ def current() -> Settings:
 
 @contextmanager
 def restored(settings: Settings, now: Settings) -> Iterator[None]:
-    """Run the body under `settings` instead of those in force `now`."""
+    """Run the block under `settings`, then restore `now`."""
     _apply(settings, now)
     try:
         yield

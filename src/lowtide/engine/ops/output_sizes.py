@@ -1,8 +1,7 @@
-"""How many bytes an op will make, known before it runs, so that there can be room for it.
+"""Output bytes of an op, predicted before it runs, so that memory can be freed first.
 
-Asked once for each op with arguments of these shapes: it is run on tensors without content ("meta"), which
-takes no memory. Where that is not possible (the size depends on the content) a guess is made from the
-arguments, and what the op then made is remembered.
+Each op is run once per signature of its arguments on meta tensors, which need no memory. If this fails, because the
+size depends on the content, the size is estimated from the arguments and corrected by the measured size.
 """
 
 from __future__ import annotations
@@ -14,42 +13,42 @@ import torch
 from ...torch_compat import storage_key, without_modes
 from .facts import OpFacts
 
-_MOST_SIGNATURES = 100_000  # shapes that never repeat must not grow the table for ever
+_MAX_SIGNATURES = 100_000  # the table must not grow without limit if shapes never repeat
 
-_known: dict[Any, tuple[int, bool]] = {}
+_known: dict[Any, tuple[int, bool]] = {}  # cache of facts about ops: output bytes, and whether they are certain
 _META = torch.device("meta")
 _SETTINGS = frozenset(
     (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
 
 
-def bytes_to_be_made(signature: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
-    """The bytes of new storages that this call will make, and whether that is certain."""
+def output_bytes(signature: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
+    """Return the bytes of new storages that this call allocates, and whether they are certain."""
     known = _known.get(signature)
     if known is None:
-        nbytes = _without_content(facts, args, kwargs)
-        # No kernel for shapes alone, or none without content: as much as went in is a fair guess.
+        nbytes = _meta_bytes(facts, args, kwargs)
+        # Without a meta kernel, assume that the outputs are as large as the inputs.
         guess = _bytes_of(args) + _bytes_of(list(kwargs.values()))
         known = (guess, False) if nbytes is None else (nbytes, True)
-        _remember(signature, known)
+        _store(signature, known)
     return known
 
 
-def learn(signature: Any, nbytes: int) -> None:
-    """Remember what a call made, where it was not known before."""
+def correct(signature: Any, nbytes: int) -> None:
+    """Store the measured output bytes of a call, if they were uncertain or larger than predicted."""
     known = _known.get(signature)
     if known is None or not known[1] or nbytes > known[0]:
-        _remember(signature, (nbytes, False))
+        _store(signature, (nbytes, False))
 
 
-def _remember(signature: Any, known: tuple[int, bool]) -> None:
-    if len(_known) >= _MOST_SIGNATURES:
+def _store(signature: Any, known: tuple[int, bool]) -> None:
+    if len(_known) >= _MAX_SIGNATURES:
         _known.clear()
     _known[signature] = known
 
 
 def shapes_of(items: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
-    """Arguments as far as the sizes of results depend on them, to be looked up by; holds no memory."""
+    """Return the part of the arguments that determines output sizes, as a key that holds no tensors."""
     key: list[Any] = []
     for item in items:
         if isinstance(item, torch.Tensor):
@@ -58,12 +57,12 @@ def shapes_of(items: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
         elif type(item) is list or type(item) is tuple:
             key.append(shapes_of(item))
         else:
-            # Not the thing itself where it is more than a setting: a key must hold no memory.
+            # Other objects could hold tensors, so only their type is used.
             key.append(item if type(item) in _SETTINGS else type(item))
     return tuple(key)
 
 
-def _without_content(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+def _meta_bytes(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     shadows: dict[int, torch.Tensor] = {}
     try:
         with without_modes(), torch.no_grad():
@@ -84,7 +83,7 @@ def _without_content(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _shadow(item: Any, shadows: dict[int, torch.Tensor]) -> Any:
-    """An argument without content; what shared memory still does."""
+    """Return a meta tensor in place of a tensor. Tensors that share memory are replaced by ones that share it too."""
     if isinstance(item, torch.Tensor):
         key = storage_key(item.untyped_storage())
         base = shadows.get(key)

@@ -1,4 +1,4 @@
-"""Generator states: noted before an op draws, used for its replay, and put back afterwards (Rule 8)."""
+"""Generator states: captured before an op draws, set for its replay, and restored afterwards (Rule 8)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Draw(NamedTuple):
-    """The generator an op draws from (None: the device's default one) and its state before the op."""
+    """The generator of an op (None: the default one of the device) and its state before the op."""
 
     generator: torch.Generator | None
     device: torch.device
@@ -18,7 +18,7 @@ class Draw(NamedTuple):
 
 
 def capture(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
-    """The generator that a call with these arguments draws from, and the state it has now."""
+    """Return the generator of a call with these arguments, and its present state."""
     generator = kwargs.get("generator")
     if generator is None:
         generator = next((a for a in args if isinstance(a, torch.Generator)), None)
@@ -30,7 +30,7 @@ def capture(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
 
 @contextmanager
 def replaying(draw: Draw) -> Iterator[None]:
-    """Draw again what was drawn; the generator then goes on from where it is now, also after an error."""
+    """Set the generator to the state of `draw` inside the block. Restore the present state afterwards."""
     if draw.generator is not None:
         current = draw.generator.get_state()
         draw.generator.set_state(draw.state)
@@ -61,7 +61,7 @@ def _default_state(device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return torch.default_generator.get_state()
     if device.type == "meta":
-        return torch.empty(0, dtype=torch.uint8)  # nothing is drawn there
+        return torch.empty(0, dtype=torch.uint8)  # meta tensors draw nothing
     state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
 

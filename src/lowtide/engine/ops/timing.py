@@ -1,7 +1,7 @@
-"""How long ops take, learnt as they run: for policies that weigh time.
+"""Measured time of ops, for policies that need costs.
 
-An op with arguments of the same shapes and dtypes is timed at its first few runs, and its least time is
-remembered for the process.
+The first few runs of an op with arguments of the same shapes and dtypes are timed. The shortest time is used for the
+rest of the process.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import torch
 
 from .facts import OpFacts
 
-_RUNS = 3  # the first run of a kernel often pays for its set-up
-_MOST_SIGNATURES = 100_000  # shapes that never repeat must not grow the table for ever
+_RUNS = 3  # the first run of a kernel often includes its set-up
+_MAX_SIGNATURES = 100_000  # the table must not grow without limit if shapes never repeat
 
 _UNKNOWN = (0, float("inf"))
-_measured: dict[Any, tuple[int, float]] = {}
+MEASURED: dict[Any, tuple[int, float]] = {}  # cache of facts about ops: timed runs, shortest microseconds
 
 
 def timed_call(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
-    """Run the op; return its result and the least microseconds measured for arguments of these shapes."""
+    """Run the op. Return its result and the shortest measured time for such arguments, in microseconds."""
     signature = _signature(facts, args)
-    runs, best = _measured.get(signature, _UNKNOWN)
+    runs, best = MEASURED.get(signature, _UNKNOWN)
     if runs >= _RUNS:
         return facts.call(*args, **kwargs), best
     out, cost_us = timed(facts, args, kwargs)
     best = min(best, cost_us)
-    if len(_measured) >= _MOST_SIGNATURES:
-        _measured.clear()
-    _measured[signature] = (runs + 1, best)
+    if len(MEASURED) >= _MAX_SIGNATURES:
+        MEASURED.clear()
+    MEASURED[signature] = (runs + 1, best)
     return out, best
 
 
 def timed(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
-    """Run the op: its result, and the microseconds that it took this time."""
+    """Run the op. Return its result and the time of this run, in microseconds."""
     _synchronize(args)
     start = time.perf_counter()
     out = facts.call(*args, **kwargs)
@@ -48,8 +48,7 @@ def _signature(facts: OpFacts, args: tuple[Any, ...]) -> Any:
 
 
 def _shape(a: Any) -> Any:
-    kind = type(a)
-    if kind is torch.Tensor or isinstance(a, torch.Tensor):
+    if isinstance(a, torch.Tensor):
         return a.shape, a.dtype
     if isinstance(a, (list, tuple)):
         return tuple(_shape(item) for item in a)
@@ -57,7 +56,7 @@ def _shape(a: Any) -> Any:
 
 
 def _synchronize(args: tuple[Any, ...]) -> None:
-    """On an accelerator an op has only been queued when its call returns."""
+    """Wait for queued ops on an accelerator, where a call returns before its kernel has run."""
     for a in args:
         if isinstance(a, torch.Tensor):
             if a.device.type not in ("cpu", "meta"):

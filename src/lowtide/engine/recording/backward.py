@@ -82,7 +82,7 @@ def suspend_for_formula(observer: BackwardObserver, unpacked: Tensor) -> None:
 
 @functools.cache  # a fact about gradient formulas
 def is_mode_sensitive(node: str) -> bool:
-    """Whether the formula of this node may compute other bits under a mode."""
+    """Return whether the formula of this node may compute other bits under a mode."""
     return _MODE_SENSITIVE.match(node) is not None
 
 
@@ -96,7 +96,7 @@ class NodeSpan:
         self.end: int | None = None  # None: the scope is open
 
     def has(self, number: int) -> bool:
-        """Whether the node with this number was created in the scope."""
+        """Return whether the node with this number was created in the scope."""
         return self.first <= number and (self.end is None or number < self.end)
 
 

@@ -27,7 +27,7 @@ from ...torch_compat import node_number, version_of
 _CAT_BACKWARD = "CatBackward0"
 _MIN_WAIT_NODES = 8
 """Nodes that must run before the view is used. Doubled: short skip connections are not copied."""
-_MIN_BYTES = 2**16
+MIN_BYTES = 2**16
 """Size of a view from which it is copied. Doubled: fewer small copies."""
 _MIN_SAVED_SHARE = 0.25
 """Bytes freed by a copy, as a share of its own bytes. Doubled: fewer copies, each of which frees more."""
@@ -45,7 +45,7 @@ def copy_gradients(roots: Iterable[Tensor], oldest: int | None, on_copy: OnCopy 
 
     Only nodes with the number `oldest` or a later one are searched. With None nothing is copied.
     """
-    splits = _find_splits(roots, oldest) if oldest is not None else []
+    splits = find_splits(roots, oldest) if oldest is not None else []
     hooks = [hook for split in splits for hook in split.install(on_copy)]
     try:
         yield
@@ -67,7 +67,7 @@ class _Copy(NamedTuple):
     on_used: Callable[[float], None] | None
 
     def is_unchanged(self, gradient: Tensor) -> bool:
-        """Whether `gradient` is this copy, and no other gradient was added to it."""
+        """Return whether `gradient` is this copy, and no other gradient was added to it."""
         return gradient.untyped_storage() is self.storage() and version_of(gradient) == self.version
 
 
@@ -98,7 +98,7 @@ class _Split:
         if type(view) is not Tensor or view.layout is not torch.strided or view.requires_grad:
             return view
         saved_bytes = view.untyped_storage().nbytes() - view.nbytes
-        if view.nbytes < _MIN_BYTES or saved_bytes < _MIN_SAVED_SHARE * view.nbytes or not _has_one_dense_layout(view):
+        if view.nbytes < MIN_BYTES or saved_bytes < _MIN_SAVED_SHARE * view.nbytes or not _has_one_dense_layout(view):
             return view
         on_used = on_copy(view) if on_copy is not None else None
         start = time.perf_counter()
@@ -126,7 +126,7 @@ class _Split:
 
 
 def _has_one_dense_layout(view: Tensor) -> bool:
-    """Whether the strides determine the order of dimensions in a dense copy."""
+    """Return whether the strides determine the order of dimensions in a dense copy."""
     strides = view.stride()
     return min(view.shape, default=0) > 1 and min(strides) > 0 and len(set(strides)) == len(strides)
 
@@ -138,7 +138,7 @@ def _with_layout(tensor: Tensor, stride: tuple[int, ...], offset: int) -> Tensor
     return memory.as_strided(tensor.shape, stride, offset).copy_(tensor)
 
 
-def _find_splits(roots: Iterable[Tensor], oldest: int) -> list[_Split]:
+def find_splits(roots: Iterable[Tensor], oldest: int) -> list[_Split]:
     """Return the nodes that return a view which is used much later, where another gradient is added to it."""
     found: list[Any] = []
     visited: set[Any] = set()

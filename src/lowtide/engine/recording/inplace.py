@@ -153,7 +153,7 @@ def written_tensors(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def covers(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-    """Whether the tensor covers each byte of its storage exactly once."""
+    """Return whether the tensor covers each byte of its storage exactly once."""
     if tensor.numel() * tensor.itemsize != storage.nbytes():
         return False
     expected = 1
@@ -166,7 +166,7 @@ def covers(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
 
 
 def _reads(storage: torch.UntypedStorage, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the op also reads the storage that it writes, through another argument (`y.copy_(y)`)."""
+    """Return whether the op also reads the storage that it writes, through another argument (`y.copy_(y)`)."""
     written = {i for i, _ in facts.writes}
     names = {name for _, name in facts.writes}
     read = tensors_of(

@@ -59,7 +59,7 @@ def _outermost(root: nn.Module, is_stack: Callable[[nn.Module], bool]) -> list[n
 
 
 def _repeats(container: nn.Module) -> bool:
-    """Whether this is a list of modules in which a class with parameters occurs at least twice."""
+    """Return whether this is a list of modules in which a class with parameters occurs at least twice."""
     if not isinstance(container, (nn.ModuleList, nn.Sequential)):
         return False
     classes = Counter(type(m) for m in container.children() if next(m.parameters(), None) is not None)

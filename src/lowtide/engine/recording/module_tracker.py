@@ -21,7 +21,7 @@ from ..values.value import Location
 from .layers import layers_of
 
 
-class _ModuleNames:
+class ModuleNames:
     """Names and layers of one root module. Created per scope, because models change between steps."""
 
     def __init__(self, root: nn.Module, policy: Policy) -> None:
@@ -43,8 +43,8 @@ class ModuleTracker:
         self.layers_entered = 0
         self._on_root = on_root
         self._stack: list[Location] = []
-        self._names: _ModuleNames | None = None
-        self._names_by_root: dict[int, tuple[weakref.ref[nn.Module], _ModuleNames]] = {}
+        self._names: ModuleNames | None = None
+        self._names_by_root: dict[int, tuple[weakref.ref[nn.Module], ModuleNames]] = {}
 
     def enter(self, module: nn.Module) -> None:
         """Called when the forward of a module begins."""
@@ -72,13 +72,13 @@ class ModuleTracker:
             if outside_layers and not self._stack:  # the loss of a layered model is outside its layers too
                 self.location = self.location._replace(outside_layers=True)
 
-    def _names_of(self, root: nn.Module) -> _ModuleNames:
+    def _names_of(self, root: nn.Module) -> ModuleNames:
         key, known_names = id(root), self._names_by_root
         known = known_names.get(key)
         if known is None:
             self._on_root(root)
             ref = weakref.ref(root, lambda _: known_names.pop(key, None))
-            known = known_names[key] = ref, _ModuleNames(root, self.policy)
+            known = known_names[key] = ref, ModuleNames(root, self.policy)
         return known[1]
 
 

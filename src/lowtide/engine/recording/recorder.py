@@ -271,7 +271,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         return recipe
 
     def _may_replay(self, op: RecordedOp, origin: Origin) -> bool:
-        """Whether an op with effects may be replayed. If not, its values are kept."""
+        """Return whether an op with effects may be replayed. If not, its values are kept."""
         if not op.fresh and all(w.replaced is None for w in op.writes):
             return False  # it only wrote kept or outside memory
         if origin.facts.pinned:
@@ -351,7 +351,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         self._table[storage_key(storage)].put(value)
 
     def _is_layer_input(self, value: Value) -> bool:
-        """Whether a value enters a layer whose inputs are kept."""
+        """Return whether a value enters a layer whose inputs are kept."""
         location, origin = self.tracker.location, value.origin
         return location.keeps_inputs and origin is not None and origin.location.layer != location.layer
 

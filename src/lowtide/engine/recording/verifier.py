@@ -46,7 +46,7 @@ class Verifier:
                 self._count(w.before)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Whether `nbytes` more fit, after evictions."""
+        """Return whether `nbytes` more fit, after evictions."""
         if self._memory_budget is None:
             return True
         self._memory_budget.make_room(nbytes, "an op that is replayed for verification", strictly=False)
@@ -107,7 +107,7 @@ class Verifier:
                     value.recipe = None
 
     def changed_unrecorded(self, value: Value, storage: torch.UntypedStorage) -> bool:
-        """Whether the memory of a value that would be recomputed has changed without a recorded op."""
+        """Return whether the memory of a value that would be recomputed has changed without a recorded op."""
         known = self._fingerprints.get(value)
         if known is None or value.recipe is None or value.tensor is not None:
             return False

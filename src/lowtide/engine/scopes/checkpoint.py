@@ -1,7 +1,7 @@
-"""The function-level call: `lowtide.checkpoint`, a drop-in for `torch.utils.checkpoint.checkpoint`.
+"""`lowtide.checkpoint`: a drop-in replacement for `torch.utils.checkpoint.checkpoint`.
 
-Inside the function nothing is kept but what comes from outside it; backward replays the kernels that it
-needs. The function itself runs once, so nothing that it does besides happens twice.
+Values that are produced inside the function are recomputed in backward; tensors from outside are kept. Backward replays
+kernels only. The function runs once, so its side effects happen once.
 """
 
 from __future__ import annotations
@@ -33,17 +33,15 @@ def checkpoint(
     early_stop: bool = True,
     **kwargs: Any,
 ) -> R:
-    """`function(*args, **kwargs)`, with what it saves for backward recomputed instead of kept.
+    """Return `function(*args, **kwargs)`. Its values are recomputed in backward instead of kept.
 
-    Takes the keywords of `torch.utils.checkpoint.checkpoint`. `context_fn` is honoured: its first context
-    is entered around the call, and a selective-checkpoint context made by
-    `create_selective_checkpoint_contexts` decides what is kept. The rest have no meaning here and are
-    accepted for the sake of existing calls: there is only one kind of recompute (`use_reentrant`,
-    `early_stop`: just the needed kernels run), random numbers are always reproduced
-    (`preserve_rng_state`), and layouts are always checked (`determinism_check`, `debug`).
+    `context_fn`: as in `torch.utils.checkpoint`. The first context is entered around the call. A context from
+    `create_selective_checkpoint_contexts` decides which values are kept. The other keywords are accepted for
+    compatibility and have no effect: only the needed kernels are replayed (`use_reentrant`, `early_stop`), random
+    numbers are always reproduced (`preserve_rng_state`), and layouts are always checked (`determinism_check`, `debug`).
 
-    Inputs and outputs may be any nesting of containers; gradients reach inputs, parameters and tensors
-    captured by closure. Raises `NothingToDoError` if there are no inputs and nothing inside needs grad.
+    Inputs and outputs may be nested containers. Gradients reach inputs, parameters and tensors captured by closure.
+    Raises `NothingToDoError` if the inputs have no tensors and no output requires grad.
     """
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
@@ -54,9 +52,8 @@ def checkpoint(
         isinstance(t, torch.Tensor) and t.requires_grad for t in tree_leaves(result)
     ):
         raise NothingToDoError(
-            f"checkpoint({getattr(function, '__qualname__', function)!s}) was given no tensors, and nothing that "
-            "it returned requires grad: there is no gradient to recompute anything for. Pass it an input, or "
-            "call it plainly."
+            f"checkpoint({getattr(function, '__qualname__', function)!s}) was given no tensors and returned none that "
+            "requires grad, so there is nothing to recompute: pass an input, or call the function directly"
         )
     return result
 
@@ -68,10 +65,10 @@ def checkpoint_sequential(
     use_reentrant: bool | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Run `functions` one after another in `segments` parts, keeping only what passes between the parts.
+    """Run `functions` one after another in `segments` parts. Only the tensors between the parts are kept.
 
-    As `torch.utils.checkpoint.checkpoint_sequential`, but the last part is recomputed too: it costs its
-    kernels only, and is what the peak often is.
+    Like `torch.utils.checkpoint.checkpoint_sequential`, except that the last part is recomputed too. This costs its
+    kernels and often lowers the peak.
     """
     stages: Sequence[Callable[..., Any]] = list(
         functions.children() if isinstance(functions, torch.nn.Sequential) else functions
@@ -105,7 +102,7 @@ def _from_context_fn(
         return KeepNone(), forward
 
     def decide(op: OpInfo) -> Decision:
-        answer = sac(SelectiveCheckpointContext(is_recompute=False), op.func, *op.args, **op.kwargs)
-        return Decision.KEEP if answer in _SAVED or answer is True else Decision.RECOMPUTE
+        decision = sac(SelectiveCheckpointContext(is_recompute=False), op.func, *op.args, **op.kwargs)
+        return Decision.KEEP if decision in _SAVED or decision is True else Decision.RECOMPUTE
 
     return ByCallable(decide), contextlib.nullcontext()

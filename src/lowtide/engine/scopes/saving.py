@@ -27,8 +27,8 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
 
     Backward may run inside the block or after it. Loss, gradients and buffers are bit-equal to those without it.
     Blocks nest: the inner policy decides inside the inner block. With `verify=True` every op that would be replayed
-    is replayed once right away and compared bit for bit. Ops that do not reproduce are kept and named in
-    `lowtide.report()`.
+    is replayed once immediately and compared bit for bit. The values of ops that differ are kept, and the ops are
+    listed in `lowtide.report()`.
 
     >>> import torch, lowtide
     >>> x = torch.ones(3, requires_grad=True)
@@ -81,16 +81,16 @@ class saving:  # noqa: N801  (used like a function: `with saving(policy):`)
         scope.close()
         if kind is None and self.policy.needs_layers and not scope.recorder.tracker.layers_entered:
             warnings.warn(
-                f"{self.policy!r} met no layers in this scope, so it had nothing to go by. Call the whole model "
-                "inside the scope, or name the layers: layers=[block, ...]. (Layers compiled one by one are not "
-                "seen; a compiled region is recomputed or kept as a whole.)",
+                f"{self.policy!r} found no layers in this scope and had no effect. Call the whole model inside the "
+                "scope, or pass the layers: layers=[block, ...]. Layers that are compiled one by one are not found: a "
+                "compiled region is recomputed or kept as a whole.",
                 LowtideWarning,
                 stacklevel=2,
             )
 
 
 def report() -> ScopeReport:
-    """Return what happened in the scope that was opened last. Replays are counted as backward runs.
+    """Return the counts of the scope that was opened last. Replays are counted while backward runs.
 
     Raises `ArgumentError` if no scope has recorded anything yet.
     """

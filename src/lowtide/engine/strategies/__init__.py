@@ -1,1 +1,1 @@
-"""What the recorder does with each op and each saved tensor: by a rule, online, profiled or planned."""
+"""Strategies of the recorder: rule, online, profile and planned."""

@@ -1,7 +1,7 @@
-"""The strategy of a recorder: what it does with each op and each saved tensor.
+"""The strategy of a recorder: it decides how to treat each op and each saved tensor.
 
-`rule`, `online`, `profile` and `planned` have one strategy each. The recorder asks in this order, for each op:
-`before_op`, `run_timed`, `decide`, `recorded`, `after_op`; for each tensor that autograd saves: `save`.
+`rule`, `online`, `profile` and `planned` have one strategy each. For each op the recorder calls `before_op`,
+`run_timed`, `decide`, `recorded` and `after_op`, in this order. For each tensor that autograd saves it calls `save`.
 """
 
 from __future__ import annotations

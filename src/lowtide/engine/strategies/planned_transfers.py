@@ -55,7 +55,7 @@ class PlannedTransfers:
         self._to_prefetch: dict[int, list[weakref.ref[Value]]] = {j: [] for j in plan.prefetches}
 
     def takes(self, value: Value, tensor: Tensor) -> bool:
-        """Whether the plan offloads or compresses this value. `tensor` is a view of it."""
+        """Return whether the plan offloads or compresses this value. `tensor` is a view of it."""
         origin = value.origin
         # FSDP frees gathered memory while it may still be read. An op may save memory before it writes it.
         if value.recipe is not None or origin is None or origin.facts.regathers or origin.facts.blank:
@@ -65,7 +65,7 @@ class PlannedTransfers:
         return self.store is not None and origin.number in self._deadlines
 
     def is_compressed(self, value: Value) -> bool:
-        """Whether the value is compressed now."""
+        """Return whether the value is compressed now."""
         placement = value.residency.placement if value.residency is not None else None
         return placement is not None and placement.is_compressed
 

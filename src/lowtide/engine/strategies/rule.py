@@ -20,15 +20,15 @@ class RuleStrategy(Strategy):
         self.times_ops = policy.needs_cost
         self._decide = policy.function if type(policy) is ByCallable else policy.decide
         # Decisions by op name and location, for policies that depend on nothing else.
-        is_memorable = policy.cacheable and not policy.needs_cost
-        self._known: dict[tuple[str, Location], Decision] | None = {} if is_memorable else None
+        is_cacheable = policy.cacheable and not policy.needs_cost
+        self._known: dict[tuple[str, Location], Decision] | None = {} if is_cacheable else None
 
     def nested(self, policy: Policy) -> Strategy:
         """Return the strategy for the inner policy."""
         return RuleStrategy(policy)
 
     def decide(self, op: RecordedOp) -> Decision:
-        """Ask the policy, unless the answer is known."""
+        """Return the decision of the policy, from the cache if possible."""
         decision = self.decision
         if decision is not None:
             return decision
@@ -50,7 +50,7 @@ class RuleStrategy(Strategy):
         return decision
 
     def _decide_by_cost(self, op: RecordedOp) -> Decision:
-        """Ask a policy that weighs time. The cost of a replay includes all ops that it would run first."""
+        """Return the decision of a policy that needs costs. A cost includes all ops that would be replayed first."""
         facts = op.facts
         path, layer, _, outside_layers = op.location
         info = OpInfo(

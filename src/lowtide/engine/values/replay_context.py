@@ -83,7 +83,7 @@ class ReplayContext:
             self._first_handle = weakref.ref(handle)
 
     def has_handles(self) -> bool:
-        """Whether autograd still holds the first handle of this scope."""
+        """Return whether autograd still holds the first handle of this scope."""
         return self._first_handle is not None and self._first_handle() is not None
 
     def add_root(self, root: torch.nn.Module) -> None:

@@ -23,7 +23,7 @@ class Retention:
         """Values that a backward node has unpacked and that still have a handle."""
 
     def is_released(self, value: Value) -> bool:
-        """Whether the value is released after use."""
+        """Return whether the value is released after use."""
         return value.origin is not None and value.origin.number in self.released_ops
 
     def handle_created(self, value: Value) -> None:

@@ -23,7 +23,7 @@ class Ref:
         self.conj = dtype.is_complex and tensor.is_conj()
 
     def is_whole(self, base: Tensor) -> bool:
-        """Whether this view has the geometry of `base`."""
+        """Return whether this view has the geometry of `base`."""
         return (
             base.dtype is self.dtype
             and base.size() == self.size

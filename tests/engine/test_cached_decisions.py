@@ -1,4 +1,4 @@
-"""Rules that go by name and place alone are asked once for each: their answers are those of asking every time."""
+"""Decisions of policies that depend only on op name and location are cached, with the same results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import lowtide
 from tests.runtimes import current_recorder
 
 K, R = lowtide.Decision.KEEP, lowtide.Decision.RECOMPUTE
-OPS = ("sin", "sigmoid", "tanh", "mul", "add")  # nothing grows, so that gradients stay numbers
+OPS = ("sin", "sigmoid", "tanh", "mul", "add")  # results stay bounded, so gradients are finite
 
 
-def noted(tensor: torch.Tensor) -> bool:
-    """Whether the open scope has noted how to make this again."""
+def is_recorded(tensor: torch.Tensor) -> bool:
+    """Return whether the open scope has a recipe for this tensor."""
     recorder = current_recorder()
     assert recorder is not None
     value = recorder.memory.lookup(tensor)[1]
@@ -28,7 +28,7 @@ def noted(tensor: torch.Tensor) -> bool:
 
 
 class Ops(nn.Module):
-    """Runs ops by name, and writes down after each what was decided."""
+    """Runs ops by name, and records each decision."""
 
     def __init__(self, names: list[str], decided: list[bool]) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Ops(nn.Module):
         for name in self.names:
             op: Any = getattr(torch, name)
             x = op(x, self.scale) if name in ("mul", "add") else op(x)
-            self.decided.append(noted(x))
+            self.decided.append(is_recorded(x))
         return x
 
 
@@ -63,24 +63,24 @@ class Model(nn.Module):
         return self.exit(x)
 
 
-class Asked(lowtide.Policy):
-    """The same rule, asked for every op: it does not say that it goes by place."""
+class Uncached(lowtide.Policy):
+    """The same decisions as `rule`, not cacheable."""
 
     needs_layers = True
 
     def __init__(self, rule: lowtide.Policy) -> None:
-        self.rule, self.layers, self.unpacks = rule, rule.layers, 0
+        self.rule, self.layers, self.calls = rule, rule.layers, 0
 
     def decide(self, op: lowtide.OpInfo) -> lowtide.Decision:
-        self.unpacks += 1
+        self.calls += 1
         return self.rule.decide(op)
 
     def keeps_input_of(self, layer: int) -> bool:
         return self.rule.keeps_input_of(layer)
 
 
-class Remembered(Asked):
-    """The same rule, which says so."""
+class Cached(Uncached):
+    """The same decisions as `rule`, cacheable."""
 
     cacheable = True
 
@@ -89,7 +89,7 @@ class Remembered(Asked):
 
 
 def step(policy: Any, seed: int) -> tuple[list[bool], torch.Tensor, tuple[int, ...]]:
-    """What was decided for each op, the gradient, and what the report counted."""
+    """Return the decision for each op, the gradient, and the counts of the report."""
     model = Model(seed)
     x = torch.linspace(-1, 1, 3, requires_grad=True)
     with lowtide.saving(policy):
@@ -116,33 +116,33 @@ rules = st.one_of(
 
 @settings(max_examples=40, deadline=None)
 @given(rules, st.integers(0, 10**6))
-def test_remembered_answers_are_those_of_asking_every_time(rule: lowtide.Policy, seed: int) -> None:
-    asked, remembered = Asked(rule), Remembered(rule)
+def test_cached_decisions_equal_uncached_ones(rule: lowtide.Policy, seed: int) -> None:
+    uncached, cached = Uncached(rule), Cached(rule)
     assert rule.cacheable
-    expected = step(asked, seed)
-    assert asked.unpacks == expected[2][0]
-    for policy in (rule, remembered):
+    expected = step(uncached, seed)
+    assert uncached.calls == expected[2][0]
+    for policy in (rule, cached):
         decided, gradient, counts = step(policy, seed)
         assert decided == expected[0]
         assert torch.equal(gradient, expected[1])
         assert counts == expected[2]
-    assert 0 < remembered.unpacks <= asked.unpacks
+    assert 0 < cached.calls <= uncached.calls
 
 
-def test_each_name_and_place_is_asked_for_once() -> None:
+def test_decide_is_called_once_for_each_name_and_location() -> None:
     x = torch.randn(3, requires_grad=True)
-    policy = Remembered(lowtide.SaveOps("mul"))
+    policy = Cached(lowtide.SaveOps("mul"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", lowtide.LowtideWarning)
         with lowtide.saving(policy):
             y = x
             for _ in range(20):
                 y = y.sin() * x
-    assert policy.unpacks == 2
+    assert policy.calls == 2
 
 
-class SmallOnes(lowtide.SaveOps):
-    """A user's rule on top of one that goes by place; its own does not."""
+class KeepSmall(lowtide.SaveOps):
+    """Overrides `decide` of a cacheable policy with one that is not cacheable."""
 
     def decide(self, op: lowtide.OpInfo) -> lowtide.Decision:
         return K if op.output_bytes <= 64 else super().decide(op)
@@ -154,16 +154,16 @@ class Sizes:
 
 
 class MixedIn(Sizes, lowtide.SaveOps):
-    """The decide comes from a class that is no policy."""
+    """`decide` comes from a class that is not a policy."""
 
 
 class Inherits(lowtide.SaveOps):
-    """Changes nothing that matters to `decide`."""
+    """Does not override `decide`."""
 
 
-@pytest.mark.parametrize("kind", [SmallOnes, MixedIn])
-def test_a_subclass_with_its_own_decide_is_asked_every_time(kind: Any) -> None:
-    policy = kind("mul", layers=nn.Sequential)
+@pytest.mark.parametrize("policy_class", [KeepSmall, MixedIn])
+def test_a_subclass_with_its_own_decide_is_not_cached(policy_class: Any) -> None:
+    policy = policy_class("mul", layers=nn.Sequential)
     assert not policy.cacheable
     assert not (policy | lowtide.SaveOps("mul")).cacheable
     decided: list[bool] = []
@@ -177,7 +177,7 @@ def test_a_subclass_with_its_own_decide_is_asked_every_time(kind: Any) -> None:
     assert decided == [True, True, False, False, True, True, False, False]
 
 
-def test_who_goes_by_place() -> None:
+def test_which_policies_are_cacheable() -> None:
     save, every, segments = lowtide.SaveOps("mul"), lowtide.EveryN(2), lowtide.Segments([(0, 3)])
     for policy in (save, every, Inherits("mul"), save | every, save & every, save | (every & lowtide.KeepNone())):
         assert policy.cacheable
@@ -185,21 +185,21 @@ def test_who_goes_by_place() -> None:
         assert not policy.cacheable
 
 
-def test_costs_are_asked_for_every_time() -> None:
-    class Dear(Remembered):
+def test_decisions_by_cost_are_not_cached() -> None:
+    class ByCost(Cached):
         needs_cost = True
 
     x = torch.randn(3, requires_grad=True)
-    policy = Dear(lowtide.SaveOps("mul", layers=Ops))
+    policy = ByCost(lowtide.SaveOps("mul", layers=Ops))
     decided: list[bool] = []
     ops = Ops(["sin"] * 5, decided)
     with lowtide.saving(policy):
         ops(x)
-    assert policy.unpacks == 5
+    assert policy.calls == 5
     assert decided == [True] * 5
 
 
-def test_an_inner_scope_has_answers_of_its_own() -> None:
+def test_an_inner_scope_has_its_own_cache() -> None:
     decided: list[bool] = []
     ops = Ops(["sin", "exp"], decided)
     x = torch.randn(3, requires_grad=True)
@@ -211,7 +211,7 @@ def test_an_inner_scope_has_answers_of_its_own() -> None:
     assert decided == [False, True, True, False, False, True]
 
 
-def test_a_subclass_that_decides_for_itself_is_asked() -> None:
+def test_a_subclass_with_its_own_decide_has_no_constant_decision() -> None:
     class DropsSines(lowtide.KeepAll):
         def decide(self, op: lowtide.OpInfo) -> lowtide.Decision:
             return R if op.name == "aten.sin.default" else K
@@ -221,7 +221,7 @@ def test_a_subclass_that_decides_for_itself_is_asked() -> None:
 
     x = torch.ones(3, requires_grad=True)
     with lowtide.saving(DropsSines()):
-        assert noted(x.sin())
-        assert not noted(x.cos())
+        assert is_recorded(x.sin())
+        assert not is_recorded(x.cos())
     with lowtide.saving(StillKeeps()):
-        assert not noted(x.sin())
+        assert not is_recorded(x.sin())
