@@ -78,6 +78,7 @@ class OpFacts:
         "region",
         "seeded",
         "simple",
+        "skippable",
         "statistics",
         "views",
         "writes",
@@ -113,6 +114,8 @@ class OpFacts:
             self.pinned = "torch declares it nondeterministic"
         # The common case: neither writes nor draws, and may be replayed.
         self.simple = not (self.writes or self.seeded or self.rebinds or self.pinned)
+        # If its values are kept, they need not be recorded: nothing depends on how they were made.
+        self.skippable = not (self.writes or self.rebinds or self.pinned or self.blank or self.regathers)
 
     def _init_higher_order(self, func: Any) -> None:
         self.name = str(func)
@@ -123,7 +126,7 @@ class OpFacts:
         self.seeded = False
         self.region = self.name == "inductor_compiled_code"
         self.pinned = "a higher-order op may draw random numbers or write its inputs"
-        self.simple = False
+        self.simple = self.skippable = False
 
     def writes_now(self, args: tuple[Any, ...]) -> bool:
         """Return whether this call writes. Batch norms write only in training."""

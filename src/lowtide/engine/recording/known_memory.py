@@ -51,6 +51,14 @@ class KnownMemory:
             return storage, None
         return storage, value
 
+    def is_new(self, out: Any) -> bool:
+        """Return whether an op without in-place writes has returned memory that is not in the table."""
+        first = out[0] if isinstance(out, (tuple, list)) and out else out
+        if not isinstance(first, Tensor):
+            return False
+        storage = self.storage_of(first)
+        return storage is not None and storage_key(storage) not in self.table
+
     def storage_of(self, tensor: Tensor) -> torch.UntypedStorage | None:
         """Return the storage of a tensor, or None for a foreign one, which is counted (Rule 14)."""
         kind = type(tensor)

@@ -90,6 +90,11 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if graph_task() != -1:
             return self._run_in_backward(facts, args, kwargs)
         strategy = self.strategy
+        if facts.name == strategy.skipped_op and facts.skippable:
+            out = facts.call(*args, **kwargs)
+            if self.memory.is_new(out):
+                strategy.skipped()
+            return out
         draw = None
         writes: tuple[Written, ...] = ()
         if not facts.simple:

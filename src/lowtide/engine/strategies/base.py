@@ -28,6 +28,8 @@ class Strategy:
 
     decision: Decision | None = None
     """The decision for the next op, if it is known before the op runs."""
+    skipped_op: str | None = None
+    """The name of the next op, if it need not be recorded because its values are kept."""
     times_ops = False
     """Whether the recorder runs ops by `run_timed`."""
     observes_ops = False
@@ -61,6 +63,9 @@ class Strategy:
 
     def recorded(self, op: RecordedOp, recipe: Recipe | None) -> None:
         """An op has been recorded. `recipe` is None if its values are kept."""
+
+    def skipped(self) -> None:
+        """The op `skipped_op` has run without being recorded."""
 
     def take_over(self, value: Value, tensor: Tensor) -> bool:
         """Move a value that would be kept. Return False to keep it in memory."""
