@@ -110,7 +110,7 @@ class Trace:
     device: str = "cpu"
     note: str = ""
     replay_overhead_s: float = 0.0
-    """Time to replay an op, without its kernel."""
+    """Time to record an op and to replay it, without its kernel."""
     copies: tuple[CopyEffect, ...] = ()
     """Effects of the gradient copies that the profiled step made. `events` include the copies."""
     copying_s: float = 0.0
