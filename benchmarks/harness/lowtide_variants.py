@@ -16,7 +16,6 @@ from lowtide.fitting import registry
 from lowtide.fitting.fitted_model import FittedModel
 from lowtide.fitting.make_plan import MARGIN, link_to
 from lowtide.planning import solve
-from lowtide.stores.names import resolve
 
 from .base import BudgetResult, NotApplicableError, Variant
 from .peers import SAVED_BY_SAC
@@ -205,7 +204,7 @@ class Planned(BudgetedPlan):
 
     def _plan_for_limit(self, bench: Bench) -> lowtide.Plan:
         limit = self._limit_bytes
-        trace, link = bench.trace(), link_to(resolve(self.stores))
+        trace, link = bench.trace(), link_to(current_runtime().store(self.stores))
         codec_costs = codec_costs_for(trace, "exact")  # the default of `fit`
         try:
             return solve(trace, limit, link=link, codec_costs=codec_costs, leave_free_bytes=limit // MARGIN)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from ..stores import Store
+from ..stores.names import create, resolve
 from .memory.device_memory import DeviceMemory, default_device
 from .recording.backward import BackwardWatcher
 from .recording.module_tracker import ModuleHooks
@@ -33,6 +35,7 @@ class Runtime:
         self.fitting: Any = None
         """Open steps and fitted models (`lowtide.fitting`), created on first use."""
         self._memories: dict[torch.device, DeviceMemory] = {}
+        self._stores: dict[str, Store] = {}  # by name, shared by all models; closed on exit
         self._recorders: dict[int, Recorder] = {}
         self._optimizer_hook: Any = None
         self._lock = threading.Lock()
@@ -47,6 +50,16 @@ class Runtime:
             if self._optimizer_hook is None:
                 self._optimizer_hook = register_optimizer_step_post_hook(self._count_optimizer)
             return found
+
+    def store(self, stores: str | Store | Sequence[str | Store] | None) -> Store | None:
+        """Return the first store other than "device", or None. Stores that are given by name are shared."""
+        return resolve(stores, self._store_named)
+
+    def _store_named(self, name: str) -> Store:
+        with self._lock:
+            if name not in self._stores:
+                self._stores[name] = create(name)
+            return self._stores[name]
 
     def count_optimizer(self, optimizer: Optimizer) -> None:
         """Count the state of an optimizer."""
@@ -73,7 +86,9 @@ class Runtime:
         self.module_hooks.untrack()
 
     def close(self) -> None:
-        """Remove the optimizer hook."""
+        """Remove the optimizer hook and close the stores."""
+        for store in self._stores.values():
+            store.close()
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
             self._optimizer_hook = None

@@ -19,13 +19,13 @@ from .._errors import ArgumentError
 from .._units import parse_bytes
 from ..codecs.chooser import shared_chooser
 from ..codecs.names import resolve as resolve_codecs
+from ..engine.runtime import current_runtime
 from ..engine.scopes import saving
 from ..engine.strategies.recording_costs import recording_costs
 from ..planning import Plan
 from ..records.scope_report import ScopeReport
 from ..reporting.fit_report import FitReport
 from ..stores import Store
-from ..stores.names import resolve as resolve_store
 from . import registry
 from .fitted_model import FittedModel
 from .plan_cache import PlanCache
@@ -88,7 +88,7 @@ def fit(
     if budget is None and plan is None:
         raise ArgumentError('fit needs a budget or a plan: fit(model, budget="8 GiB") or fit(model, plan=plan)')
     limit = parse_bytes(budget) if budget is not None else plan.budget_bytes if plan is not None else 0
-    store = resolve_store(stores)
+    store = current_runtime().store(stores)
     if plan is not None and plan.link is not None and plan.in_store and store is None:
         raise ArgumentError(
             f"this plan offloads values to the store {plan.link.tier!r}, which fit may not use: pass "

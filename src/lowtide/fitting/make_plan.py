@@ -16,7 +16,6 @@ from ..engine.runtime import current_runtime
 from ..planning import Link, Plan, solve
 from ..records import Trace
 from ..stores import Store
-from ..stores.names import resolve
 
 log = logging.getLogger("lowtide")
 
@@ -83,7 +82,7 @@ def link_to(store: Store | None) -> Link | None:
 
 def link_named(name: str) -> Link | None:
     """Return the link to the store of this name, such as "disk"."""
-    return link_to(resolve(name))
+    return link_to(current_runtime().store(name))
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from ..planning import BASELINES, CodecCost, Link, Plan, Problem, Simulator, low
 from ..records import Trace
 from ..reporting.frontier import Frontier, Point
 from ..stores import Store
-from ..stores.names import resolve as resolve_store
 from .fitted_model import device_of, profile_strategy
 from .make_plan import link_to, shift
 
@@ -60,7 +59,7 @@ def plan(
     True
     """
     limit = parse_bytes(budget)
-    link = link_to(resolve_store(stores))
+    link = link_to(current_runtime().store(stores))
     trace = profile_for(limit, model, batch, loss=loss, verify=verify)
     return solve(trace, limit, link=link, codec_costs=codec_costs_for(trace, codecs), deadline_s=deadline_s)
 
@@ -83,7 +82,7 @@ def frontier(
     """
     if points < 2:
         raise ArgumentError(f"a frontier needs at least two points, not {points}")
-    link = link_to(resolve_store(stores))
+    link = link_to(current_runtime().store(stores))
     trace = profile(model, batch, loss=loss)
     return frontier_of(trace, points, link=link, codec_costs=codec_costs_for(trace, codecs), deadline_s=deadline_s)
 

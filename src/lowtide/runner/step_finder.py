@@ -26,7 +26,6 @@ from ..engine.runtime import current_runtime
 from ..fitting import registry, steps
 from ..fitting.fitted_model import FittedModel
 from ..fitting.plan_cache import PlanCache
-from ..stores.names import resolve as resolve_store
 from ..torch_compat import graph_task, is_tracing_only, saved_tensor_hooks_allowed
 from .settings import Settings
 
@@ -42,7 +41,7 @@ class StepFinder:
         self.settings = settings
         self.fitted: list[tuple[str, FittedModel]] = []
         """Class name and state of each fitted model, in order of the first step."""
-        self._store = resolve_store(settings.store)
+        self._store = current_runtime().store(settings.store)
         self._chooser = shared_chooser(settings.codecs)
         self._plan_cache = PlanCache(settings.cache) if settings.cache is not None else None
         self._own: set[FittedModel] = set()

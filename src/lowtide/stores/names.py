@@ -1,12 +1,11 @@
 """Stores by name, as in `stores=("disk",)`, or as objects: `stores=(DiskStore("/scratch"),)`.
 
-"device" means no offloading. A named store is created once per process and closed on exit.
+"device" means no offloading. The caller owns the stores that are created for names.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .._errors import ArgumentError
 from ._base import Store
@@ -17,10 +16,12 @@ from .host import HostStore
 NAMES = ("device", "host", "disk")
 
 
-def resolve(stores: str | Store | Sequence[str | Store] | None) -> Store | None:
+def resolve(stores: str | Store | Sequence[str | Store] | None, store_named: Callable[[str], Store]) -> Store | None:
     """Return the first store other than "device", or None if there is none.
 
-    >>> resolve(("device",)) is None
+    `store_named` returns the store for "host" or "disk".
+
+    >>> resolve(("device",), create) is None
     True
     """
     if stores is None:
@@ -31,7 +32,7 @@ def resolve(stores: str | Store | Sequence[str | Store] | None) -> Store | None:
         if isinstance(item, Store):
             store: Store | None = None if type(item) is DeviceStore else item
         elif item in NAMES:
-            store = _named(item)
+            store = None if item == "device" else store_named(item)
         else:
             raise ArgumentError(
                 f"{item!r} is not a store: stores are {', '.join(map(repr, NAMES))}, "
@@ -41,8 +42,6 @@ def resolve(stores: str | Store | Sequence[str | Store] | None) -> Store | None:
     return found
 
 
-@functools.cache
-def _named(name: str) -> Store | None:
-    if name == "device":
-        return None
+def create(name: str) -> Store:
+    """Return a new store for "host" or "disk"."""
     return DiskStore() if name == "disk" else HostStore()

@@ -11,7 +11,6 @@ from ..._errors import ArgumentError
 from ..._units import parse_bytes
 from ...codecs.chooser import shared_chooser
 from ...stores import Store
-from ...stores.names import resolve as resolve_store
 from ..memory.budget import MemoryBudget
 from ..runtime import current_runtime
 from ..strategies.online import OnlineStrategy, WithinBudget
@@ -47,7 +46,7 @@ class budget:  # noqa: N801  (used like a function: `with budget("2 GiB"):`)
         codecs: str | Sequence[str] | None = "exact",
     ) -> None:
         self.limit_bytes = parse_bytes(limit)
-        self._store = resolve_store(stores)
+        self._store = current_runtime().store(stores)
         self._chooser = shared_chooser(codecs)
         self._scope: RecordingScope | None = None
 
