@@ -280,6 +280,55 @@ def test_nets_that_write_in_place(share: float) -> None:
     lowtide.unfit(model)
 
 
+class Overwriting(nn.Module):
+    """Overwrites values, and memory whose first content is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = x @ self.weight
+            unused = x.detach() * 2
+            unused.copy_(x.sin())
+            written = x * 3
+            written.add_(x)
+            x = unused.sigmoid() * x.tanh() + written.cos()
+        return x
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.5])
+def test_ops_that_are_not_recorded_make_memory_that_recomputed_ops_overwrite(share: float) -> None:
+    torch.manual_seed(0)
+    model, batch = Overwriting(), (torch.randn(512, 64),)
+    plain = run_step(model, batch)
+    plan = plan_at(share, model, batch)
+    lowtide.fit(model, plan=plan, budget=2**40)
+    for _ in range(4):
+        step = run_step(model, batch)
+        assert_equal(plain, step)
+        assert plain.peak_bytes - step.peak_bytes >= 0.95 * (plan.plain_peak_bytes - plan.predicted_peak_bytes) > 0
+        assert lowtide.report().replayed_ops == plan.replayed_ops
+    assert lowtide.report(model).online_steps == 0
+    lowtide.unfit(model)
+
+
+def test_ops_whose_values_are_kept_are_not_recorded() -> None:
+    model, batch = net()
+    plan = plan_at(0.75, model, batch)
+    scope = following(plan)
+    with scope:
+        loss = mean_square(model(*batch))
+    loss.backward()
+    assert scope.strategy.left_at is None
+    assert {*plan.recomputed} <= {*scope.names}
+    not_recorded = {plan.op_names[j] for j in range(len(plan.keep)) if j not in scope.names}
+    assert {"aten.convolution.default", "aten.mean.dim"} & not_recorded
+    written = {"aten.add_.Tensor", "aten.relu_.default", "aten.native_batch_norm.default"}
+    assert not written & not_recorded  # ops that write in place are always recorded
+
+
 def test_a_step_that_differs_from_its_plan() -> None:
     model, batch = net()
     model.surprise = "skip"

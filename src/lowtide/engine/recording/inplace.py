@@ -94,17 +94,19 @@ def _prepare_one(
     is_kept: bool,
 ) -> Written:
     storage = tensor.untyped_storage()
-    entry = table.get(storage_key(storage))
+    key = storage_key(storage)
+    entry = table.get(key)
     value = entry.value() if entry is not None else None
     exclusive = value is None or value.n_references == 0
-    inside = value is not None and value.origin is not None
+    inside = key in table.skipped or (value is not None and value.origin is not None)
     preserve(value, context)
     if is_kept:
         return Written(tensor, None, None, exclusive, inside)
     if facts.statistics:
         return Written(tensor, Scratch(tensor), None, exclusive, inside)
     if facts.overwrites and covers(tensor, storage) and not _reads(storage, facts, args, kwargs):
-        return Written(tensor, Scratch(tensor), value if inside else None, exclusive, inside)
+        replaced = (value or Value(None, storage.nbytes(), None)) if inside else None
+        return Written(tensor, Scratch(tensor), replaced, exclusive, inside)
     if value is not None and value.recipe is not None and not value.blank:
         value.refer()
         return Written(tensor, Ref(value, tensor), value, exclusive, inside)

@@ -51,13 +51,16 @@ class KnownMemory:
             return storage, None
         return storage, value
 
-    def is_new(self, out: Any) -> bool:
-        """Return whether an op without in-place writes has returned memory that is not in the table."""
-        first = out[0] if isinstance(out, (tuple, list)) and out else out
-        if not isinstance(first, Tensor):
-            return False
-        storage = self.storage_of(first)
-        return storage is not None and storage_key(storage) not in self.table
+    def skip(self, out: Any) -> bool:
+        """Note the memory that an op has made which is not recorded. Return False if it has made none."""
+        table = self.table
+        made_some = False
+        for item in out if isinstance(out, (tuple, list)) else (out,):
+            storage = self.storage_of(item) if isinstance(item, Tensor) else None
+            if storage is not None and (key := storage_key(storage)) not in table:
+                table.skipped.add(key)
+                made_some = True
+        return made_some
 
     def storage_of(self, tensor: Tensor) -> torch.UntypedStorage | None:
         """Return the storage of a tensor, or None for a foreign one, which is counted (Rule 14)."""

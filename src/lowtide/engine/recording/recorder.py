@@ -92,7 +92,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         strategy = self.strategy
         if facts.name == strategy.skipped_op and facts.skippable:
             out = facts.call(*args, **kwargs)
-            if self.memory.is_new(out):
+            if self.memory.skip(out):
                 strategy.skipped()
             return out
         draw = None

@@ -41,6 +41,8 @@ class StorageTable(dict[int, StorageEntry]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.skipped: set[int] = set()
+        """Keys of storages without a row that were made in this scope. They may have been freed since."""
         pop = self.pop
         self._storage_freed = lambda entry: pop(entry.key, None)
 
