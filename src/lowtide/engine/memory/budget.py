@@ -385,10 +385,10 @@ class MemoryBudget:
         return BudgetError(
             f"{what} needs {format_bytes(nbytes)}, and {format_bytes(live)} of the budget of "
             f"{format_bytes(self.limit_bytes)} are in use, none of which can be evicted: {format_bytes(live - ours)} "
-            f"are parameters, gradients, data and what running code holds, {format_bytes(ours)} saved values in use"
+            f"are parameters, gradients, data and tensors of running code, {format_bytes(ours)} are saved values in use"
             f"{':' + listed if listed else ''}\n"
             f"Here a budget of {format_bytes(live + nbytes)} would be needed. Use a smaller batch, or a larger budget "
-            "(lowtide.plan(model, batch, budget) tells the smallest that a plan can do with); "
+            "(lowtide.plan(model, batch, budget) names the smallest one for which there is a plan); "
             'stores=("disk",) can help if much of this is saved values.',
             budget_bytes=self.limit_bytes,
         )

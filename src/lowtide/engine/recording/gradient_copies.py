@@ -3,7 +3,7 @@
 The backward of `torch.cat` returns one view of its gradient for each input. In a U-Net, one view is used at once. The
 view for a skip connection is used much later, and until then it keeps the memory of the whole gradient alive. A copy
 of the view has the same bits, and the whole gradient is freed. Without it the smallest feasible budget of a
-segmentation U-Net grows by 12 to 16 % (three sizes), of a diffusion U-Net by 1 to 5 %.
+segmentation U-Net grows by 8 to 16 % (three sizes), of a diffusion U-Net by 1 %.
 
 User code cannot tell that a gradient was copied (Rule 1). A view is copied only if autograd will add another gradient
 to it: the sum is dense in any case. Its strides must allow only one dense layout, because gradient formulas may sum
