@@ -275,3 +275,39 @@ def test_settings_by_their_private_names() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_float32_matmul_precision(before)
+
+
+def test_ops_are_told_from_functions_and_higher_order_ops() -> None:
+    assert p.is_op(torch.ops.aten.sin.default)
+    assert not p.is_op(torch.sin)
+    assert not p.is_op(torch.ops.higher_order.cond)
+    assert p.is_pure(torch.ops.aten.sin.default)
+    assert not p.is_pure(torch.ops.aten.sin_.default)
+
+
+def test_negated_view_shares_memory() -> None:
+    x = torch.ones(3)
+    view = p.negated_view(x)
+    assert view.is_neg()
+    assert view.untyped_storage() is x.untyped_storage()
+    assert torch.equal(view.resolve_neg(), -x)
+
+
+def test_tree_leaves_of_nested_arguments() -> None:
+    assert p.tree_leaves(((1, {"a": [2, None]}), {"b": 3})) == [1, 2, None, 3]
+
+
+def test_a_mode_receives_ops_below_autograd() -> None:
+    names: list[str] = []
+
+    class Mode(p.EngineMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3, requires_grad=True)
+    with Mode():  # type: ignore[no-untyped-call]
+        torch.nn.functional.linear(x, torch.ones(2, 3))
+    assert names[-1] != "aten.linear.default"  # a composite op is received as its parts
+    assert Mode.ignore_compile_internals()
+    assert not Mode._should_skip_dynamo()

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from ..records import Plan, Trace
+from ..torch_compat import tree_leaves
 from .make_plan import shift
 
 

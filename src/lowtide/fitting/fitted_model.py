@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from .._errors import BudgetError, LowtideWarning
 from .._units import format_bytes
@@ -27,6 +26,7 @@ from ..engine.strategies.step_profile import StepProfile
 from ..records import Plan
 from ..reporting.fit_report import FitReport
 from ..stores import Store
+from ..torch_compat import tree_leaves
 from .families import StepFamily, signature_of
 from .make_plan import planning_progress, shift, solve_with_margin
 from .plan_cache import PlanCache, key_of

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from .._errors import ArgumentError, BudgetError
 from .._units import parse_bytes
@@ -24,6 +23,7 @@ from ..planning import BASELINES, CodecCost, Link, Plan, Problem, Simulator, low
 from ..records import Trace
 from ..reporting.frontier import Frontier, Point
 from ..stores import Store
+from ..torch_compat import tree_leaves
 from .fitted_model import device_of, profile_strategy
 from .make_plan import link_to, shift
 

@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ..engine.memory.ledger import Ledger
 from ..engine.ops.facts import facts_of
-from ..engine.recording.modes import EngineMode
-from ..torch_compat import never_compile
+from ..torch_compat import EngineMode, never_compile, tree_leaves
 
 
 class PeakMeter(EngineMode):  # type: ignore[no-untyped-call]

@@ -28,11 +28,14 @@ from .dispatch import (
     suspend_innermost_mode,
     without_modes,
 )
-from .schema import returns_only_views, written_arguments
+from .modes import EngineMode
+from .pytree import tree_leaves
+from .schema import is_op, is_pure, returns_only_views, written_arguments
 from .settings import is_deterministic, matmul_precision, only_warns_if_not_deterministic
 from .storage import (
     is_unshared,
     is_wrapper,
+    negated_view,
     new_alias,
     storage_key,
     version_of,
@@ -42,6 +45,7 @@ from .storage import (
 
 __all__ = [
     "Backward",
+    "EngineMode",
     "below_autograd",
     "creates_graph",
     "exit_hooks",
@@ -50,11 +54,14 @@ __all__ = [
     "innermost_hooks",
     "innermost_mode",
     "is_deterministic",
+    "is_op",
+    "is_pure",
     "is_tracing_only",
     "is_unshared",
     "is_wrapper",
     "kernel_of",
     "matmul_precision",
+    "negated_view",
     "never_compile",
     "new_alias",
     "next_node_number",
@@ -68,6 +75,7 @@ __all__ = [
     "set_grad_enabled",
     "storage_key",
     "suspend_innermost_mode",
+    "tree_leaves",
     "version_of",
     "watched_alias",
     "watched_alias_above_kernels",

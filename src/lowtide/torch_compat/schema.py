@@ -1,8 +1,20 @@
-"""Facts from op schemas."""
+"""Ops and facts from their schemas."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
+
+
+def is_op(func: Any) -> bool:
+    """Return whether `func` is one overload of an op, and not a higher-order op or a Python function."""
+    return isinstance(func, torch._ops.OpOverload)
+
+
+def is_pure(op: Any) -> bool:
+    """Return whether the schema of an op declares no writes."""
+    return not op._schema.is_mutable
 
 
 def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:

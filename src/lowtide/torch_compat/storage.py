@@ -60,3 +60,9 @@ def is_unshared(tensor: torch.Tensor) -> bool:
 def is_wrapper(cls: type) -> bool:
     """Return whether `cls` is a wrapper subclass, whose tensors have no storage (Rule 14)."""
     return getattr(cls, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl
+
+
+def negated_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a lazily negated view of `tensor`."""
+    view: torch.Tensor = torch._neg_view(tensor)
+    return view

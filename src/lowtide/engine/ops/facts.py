@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..._errors import ArgumentError
-from ...torch_compat import kernel_of, returns_only_views, written_arguments
+from ...torch_compat import is_op, is_pure, kernel_of, returns_only_views, written_arguments
 
 # Rule 7: these write running statistics (arguments 3 and 4) if argument 5, `training`, is true, and their schemas do
 # not declare it. Their results do not depend on the statistics that they overwrite.
@@ -87,7 +87,7 @@ class OpFacts:
     def __init__(self, func: Any) -> None:
         self.func = func  # held, so that no other object gets its id
         self.call = kernel_of(func)
-        if not isinstance(func, torch._ops.OpOverload):
+        if not is_op(func):
             self._init_higher_order(func)
             return
         self.name = str(func)
@@ -153,10 +153,10 @@ _regions: weakref.WeakKeyDictionary[Any, OpFacts] = weakref.WeakKeyDictionary() 
 
 
 def _is_pure_call(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
+    if not is_op(target):
         return getattr(target, "__module__", "") in ("_operator", "math")  # shapes and tuple items
     return (
-        not target._schema.is_mutable
+        is_pure(target)
         and torch.Tag.nondeterministic_seeded not in target.tags
         and "inductor" not in str(target)
         and facts_of(target).pinned is None

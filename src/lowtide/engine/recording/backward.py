@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ...torch_compat import (
+    EngineMode,
     creates_graph,
     innermost_mode,
     never_compile,
@@ -28,7 +29,6 @@ from ..memory.budget import MemoryBudget
 from ..memory.eviction import Pool
 from ..ops.facts import FACTS, OpFacts, facts_of
 from .gradient_copies import copy_gradients
-from .modes import EngineMode
 
 # Gradient formulas that take another path while any mode is active, and may then differ in the last bit.
 _MODE_SENSITIVE = re.compile(

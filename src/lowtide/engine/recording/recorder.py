@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...policies import Decision
-from ...torch_compat import graph_task, never_compile, storage_key, version_of
+from ...torch_compat import EngineMode, graph_task, never_compile, storage_key, version_of
 from ..ops import batch_norm, rng
 from ..ops.facts import FACTS, OpFacts, facts_of, facts_of_region
 from ..values.handles import Handle, Kept
@@ -25,7 +25,6 @@ from ..values.view import Ref
 from . import inplace
 from .inplace import Written
 from .known_memory import KnownMemory
-from .modes import EngineMode
 from .module_tracker import ModuleTracker
 from .recorded_op import Fresh, RecordedOp
 from .verifier import Verifier

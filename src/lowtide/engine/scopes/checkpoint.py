@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from ..._errors import ArgumentError, NothingToDoError
 from ...policies import ByCallable, Decision, KeepNone, OpInfo, Policy
+from ...torch_compat import tree_leaves
 from .saving import saving
 
 R = TypeVar("R")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..._errors import ReplayMismatchError
+from ...torch_compat import negated_view
 from .value import Tensor, Value
 
 
@@ -49,7 +50,7 @@ class Ref:
         if self.conj:
             tensor = torch.conj(tensor)
         if self.neg:
-            tensor = torch._neg_view(tensor)
+            tensor = negated_view(tensor)
         return tensor
 
 

@@ -17,5 +17,5 @@ class EngineMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False. The default adds 3 µs to every dispatch. See `torch_compat.never_compile`."""
+        """Return False. The default adds 3 µs to every dispatch. See `never_compile`."""
         return False
