@@ -6,8 +6,8 @@ often no other path leads from one plan that fits to the next. Excess bytes have
 while the current plan exceeds the budget and falls while it does not, so that the search stays near plans that just
 fit. Several short searches find better plans than a long one: plans of similar cost may have little in common.
 
-The result fits, if the start does, and is not slower than the start. The number of moves is fixed, so the result is
-deterministic.
+The result fits, if the start does, and is not slower than the start. Searches end after a fixed amount of work, so the
+result is deterministic.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _SUFFIX = ", annealed"
 _MOVES_PER_GROUP = 40
 """Moves of a search from keeping everything, for each group of ops; twice as many from a plan. Doubled: twice the
 time, up to `max_moves`."""
-_FAST_MOVES_PER_SIMULATION = 30
+_MOVES_PER_SIMULATION = 30
 """Moves of the fast judge that take about as long as one simulation."""
+_REPLAYS_PER_MOVE = 50
+"""Simulated replays that take about as long as the rest of a move. Doubled: more moves on plans with many replays."""
 _FINAL_TEMPERATURE = 0.001
 """Temperature at the end of a search, as a share of a plain step."""
 _MAX_PRICE, _PRICE_STEP = 3000.0, 1.01
@@ -64,7 +66,7 @@ def anneal(
     """Return the fastest plan found that fits, or `start` if none is faster.
 
     Three searches start from the best plan, then `searches` from keeping everything, then one from the best plan. Each
-    has at most `max_moves` moves. `deadline` is a safety net.
+    has at most `max_moves` moves, less if a move takes more work than usual. `deadline` is a safety net.
     """
     moves = Moves(simulator.problem, budget_bytes, start.offload)
     if not moves.groups:
@@ -75,8 +77,7 @@ def anneal(
 
     def search(decisions: Decisions, settings: _Settings, n_moves: int) -> None:
         nonlocal best
-        n_moves = min(n_moves, judge.affordable_moves(max_moves))
-        found = _search(judge, moves, decisions, settings, n_moves, rng, deadline)
+        found = _search(judge, moves, decisions, settings, min(n_moves, max_moves), rng, deadline)
         candidate = None if found is None else judge.to_candidate(found)
         if candidate is not None and (best.peak_bytes > budget_bytes or candidate.extra_s < best.extra_s):
             best = candidate
@@ -105,17 +106,17 @@ def _search(
     rng: random.Random,
     deadline: float,
 ) -> Decisions | None:
-    """Run one search. Return the fastest decisions that fit, or None."""
+    """Run one search, which takes as much work as `n_moves` moves. Return the fastest decisions that fit, or None."""
     step_s = judge.simulator.problem.trace.step_s
     result = judge(current)
     if result is None:  # too many replays
         return None
     best, best_s = (current, result.extra_s) if not result.excess_bytes else (None, math.inf)
     price = settings.price
-    progress, done = 0.0, 0
+    progress, done, work_before = 0.0, 0, judge.work
     while progress < 1:
         if done % 16 == 0:
-            progress = done / n_moves
+            progress = (judge.work - work_before) / n_moves
             if time.monotonic() > deadline:
                 break
             temperature_s = step_s * settings.temperature * (_FINAL_TEMPERATURE / settings.temperature) ** progress
@@ -149,12 +150,21 @@ class _Judge:
         self._offload = start.offload
         self._solver = f"{start.solver.removesuffix(_SUFFIX)}{_SUFFIX}"
         self._fast_judge = FastJudge(simulator.problem)
+        self._judged = 0
+
+    @property
+    def work(self) -> float:
+        """Work done so far, in moves of usual work."""
+        if self._offload:
+            return self._judged * _MOVES_PER_SIMULATION
+        return self._judged + self._fast_judge.simulated_replays / _REPLAYS_PER_MOVE
 
     def __call__(
         self, decisions: Decisions, penalty_s_per_byte: float = 0.0, limit_s: float = math.inf
     ) -> FastResult | None:
         """Make the decisions effective and return their result, or None if it is above `limit_s`."""
         decisions.make_effective(self.simulator.problem)
+        self._judged += 1
         if not self._offload:
             return self._fast_judge.judge(
                 decisions.keep,
@@ -173,10 +183,6 @@ class _Judge:
         excess = int(forward_excess.max(initial=0) + unpack_excess.sum())
         result = FastResult(simulation.extra_s, simulation.peak_bytes, excess)
         return result if result.extra_s + penalty_s_per_byte * excess <= limit_s else None
-
-    def affordable_moves(self, moves: int) -> int:
-        """Return the number of moves that take as long as `moves` of the fast judge."""
-        return moves // _FAST_MOVES_PER_SIMULATION if self._offload else moves
 
     def to_candidate(self, decisions: Decisions) -> Candidate | None:
         """Return the decisions with their simulation, or None if they replay too much."""

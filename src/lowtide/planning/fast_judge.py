@@ -44,6 +44,11 @@ class FastJudge:
         self._unpack_results = [[UnpackResult.never_valid(self._layout)] for _ in range(problem.n_unpacks)]
         self._max_replays = max_replays(problem.n_ops)
 
+    @property
+    def simulated_replays(self) -> int:
+        """Replays that were simulated so far, without those from the cache: a measure of the work done."""
+        return self._unpack_simulator.simulated_replays
+
     def judge(
         self,
         keep: int,

@@ -71,6 +71,8 @@ class UnpackSimulator:
             if last >= 0:
                 self.freed_by_others[last].append(v)
         self.other_bytes = [unpack.other_bytes for unpack in problem.trace.unpacks]
+        self.simulated_replays = 0
+        """Replays of all runs: most of the time that the fast judge takes."""
 
     def run(self, k: int, state: int, *, limit_s: float, max_replays: int) -> UnpackResult | None:
         """Return the result of unpack k in this state.
@@ -82,7 +84,9 @@ class UnpackSimulator:
         value = layout.unpack_value[k]
         if value >= 0:
             run.unpacked |= self.resident_bit[value]
-            if not run.make_resident(value):
+            within_limits = run.make_resident(value)
+            self.simulated_replays += run.replays
+            if not within_limits:
                 return None
         peak = max(run.peak - self.problem.rise_bytes[k], run.live) + self.other_bytes[k]  # B12
         run.free_handles(layout.freed_after[k])
