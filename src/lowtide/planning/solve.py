@@ -51,7 +51,7 @@ class Effort:
     """Branch-and-bound nodes of one MILP attempt. Doubled: the same plans on twelve models, up to 1 s slower."""
     annealing_searches: int = 3
     """Annealing searches from keeping everything. Doubled: slightly faster plans near the smallest budget."""
-    annealing_moves: int = 2_500
+    annealing_moves: int = 2_000
     """Upper limit on moves in one search. Doubled: twice the annealing time for slightly faster plans."""
 
 
