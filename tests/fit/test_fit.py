@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import pickle
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide._units import format_time
 from lowtide.engine.runtime import current_runtime
 from lowtide.fitting import registry
 from tests.runtimes import current_recorder, ledger, open_steps
@@ -407,11 +409,16 @@ def test_the_report_of_a_planned_step_has_details(tmp_path: Path) -> None:
     lowtide.fit(model, budget=tight(model), **DROP_ONLY)
     with pytest.raises(lowtide.ArgumentError, match="two steps with the same signature"):
         lowtide.report(model).details()
-    for _ in range(4):
+    model(torch.randn(512, 64)).sum().backward()
+    assert lowtide.report(model).measured_step_s is None
+    assert "step time" not in str(lowtide.report(model))
+    for _ in range(3):
         model.zero_grad()
         model(torch.randn(512, 64)).sum().backward()
     report = lowtide.report(model)
     assert len(report.planned_seconds) == report.steps - report.online_steps == 3
+    assert report.measured_step_s == statistics.median(report.planned_seconds)
+    assert f"{format_time(report.measured_step_s)} measured, median of 3" in str(report)
     details = report.details()
     assert details.plan is report.plan
     assert details.predicted_peak_bytes == details.plan.predicted_peak_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .._errors import ArgumentError
-from .._units import format_bytes
+from .._units import format_bytes, format_time
 from ..planning import Plan
 from ..records import Trace
 from .report import Report
@@ -35,6 +35,12 @@ class FitReport:
     trace: Trace | None = field(default=None, repr=False)
     """The profiled step of the plan; None if the plan was passed in or loaded from the cache."""
 
+    @property
+    def measured_step_s(self) -> float | None:
+        """Median time of the steps that followed a plan; None before the first one."""
+        seconds = sorted(self.planned_seconds)
+        return seconds[len(seconds) // 2] if seconds else None
+
     def details(self) -> Report:
         """Return the report of the planned step: `lowtide.report(model).details().save_html("step.html")`.
 
@@ -45,9 +51,12 @@ class FitReport:
                 "there is no planned step to show yet: run two steps with the same signature; the first is profiled "
                 "(a model with a given or cached plan is not profiled: call lowtide.plan for a profile)"
             )
-        seconds = sorted(self.planned_seconds)
-        median_s = seconds[len(seconds) // 2] if seconds else None
-        return Report.of(self.trace, self.plan, measured_peak_bytes=self.measured_peak_bytes, measured_step_s=median_s)
+        return Report.of(
+            self.trace,
+            self.plan,
+            measured_peak_bytes=self.measured_peak_bytes,
+            measured_step_s=self.measured_step_s,
+        )
 
     def __str__(self) -> str:
         lines = [
@@ -59,6 +68,11 @@ class FitReport:
             lines.append(
                 f"peak         {format_bytes(self.measured_peak_bytes)} measured, "
                 f"{format_bytes(self.predicted_peak_bytes)} predicted"
+            )
+        if self.plan is not None and self.measured_step_s is not None:
+            lines.append(
+                f"step time    {format_time(self.measured_step_s)} measured, median of {len(self.planned_seconds):,}; "
+                f"{format_time(self.plan.predicted_step_s)} predicted, without the recorder"
             )
         if self.plan is not None:
             lines += ["", str(self.plan)]
