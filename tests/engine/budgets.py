@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 import lowtide
 from lowtide.codecs import Chooser
@@ -16,6 +15,7 @@ from lowtide.engine.memory.budget import MemoryBudget
 from lowtide.engine.memory.ledger import Ledger
 from lowtide.engine.runtime import current_runtime
 from lowtide.engine.values.value import Value
+from lowtide.torch_compat import tree_leaves
 from tests.runtimes import ledger, pool
 
 from .steps import Step, run_step

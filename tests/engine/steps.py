@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 import lowtide
 from lowtide.profiling.peak_meter import PeakMeter
+from lowtide.torch_compat import tree_leaves
 
 
 @dataclass

@@ -18,6 +18,7 @@ import lowtide
 from lowtide._units import format_time
 from lowtide.engine.runtime import current_runtime
 from lowtide.fitting import registry
+from lowtide.torch_compat import innermost_mode
 from tests.runtimes import current_recorder, ledger, open_steps
 
 from ..engine import deep, zoo
@@ -299,7 +300,7 @@ def test_an_exception_in_forward_ends_the_step() -> None:
     with pytest.raises(OSError, match="as planned"):
         model(torch.randn(2, 4))
     assert current_recorder() is None
-    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    assert innermost_mode() is None
     lowtide.unfit(model)
 
 

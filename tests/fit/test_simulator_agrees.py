@@ -21,7 +21,7 @@ from lowtide.fitting.plan import profile
 from lowtide.planning import CodecCost, Link, Plan, Problem, Simulator, simulate, solve
 from lowtide.records import Trace
 from lowtide.stores import DiskStore
-from lowtide.torch_compat import storage_key
+from lowtide.torch_compat import running_node, storage_key
 from tests.runtimes import ledger
 
 from ..engine import deep
@@ -111,8 +111,7 @@ class UnpackPeaks:
         return measured
 
     def _is_source(self, tensor: torch.Tensor) -> bool:
-        node = torch._C._current_autograd_node()
-        statistics = node.name().startswith("NativeBatchNorm") and tensor.dim() == 1
+        statistics = running_node().startswith("NativeBatchNorm") and tensor.dim() == 1
         return statistics or storage_key(tensor.untyped_storage()) in self.sources
 
     def update(self, beside_bytes: int = 0) -> None:
