@@ -4,8 +4,8 @@ Ops are matched by number and name. At the first difference the recorder continu
 stays exact, and within the limit as far as the values kept so far allow. Following a plan does no memory checks at
 run time. A meter, if there is one, measures the peak. `PlannedTransfers` moves values that are offloaded or compressed.
 
-Values that are kept in memory are not recorded: to recipes that read them, they are sources (Rule 9). This saves half
-of the recorder's time, 1 to 5 % of a step with many small ops.
+Values that are kept in memory are not recorded: to recipes that read them, they are sources (Rule 9). In forward passes
+that keep everything this saved 6 ms of 169 (GPT-2, 48 narrow layers), 4 of 264 (GPT-2) and 1 of 130 (ResNet-50).
 """
 
 from __future__ import annotations
