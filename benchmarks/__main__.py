@@ -220,5 +220,17 @@ def scaling(quick: bool, rounds: int, out: Path, report: bool) -> None:
     click.echo(str(scaling.rewrite(out) if report else scaling.measure(quick, rounds, out, log)))
 
 
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def shapes(arguments: tuple[str, ...]) -> None:
+    """Train with batches of variable shapes; `shapes --help` has the options."""
+    from .harness import machine
+
+    machine.keep_freed_memory("benchmarks")
+    from . import shapes
+
+    shapes.main(arguments)
+
+
 if __name__ == "__main__":
     main(prog_name="python -m benchmarks")

@@ -101,7 +101,7 @@ def smallest_budget(bench: Bench) -> int:
     """Return the smallest budget with a plan, which `BudgetError` names."""
     bench.reset()
     try:
-        lowtide.plan(bench.model, bench.batch, 1, codecs=None)
+        lowtide.plan(bench.model, bench.batch, "1 B", codecs=None)
     except lowtide.BudgetError as error:
         return (error.smallest_bytes or 0) - bench.other_bytes
     raise AssertionError("found a plan for a budget of one byte")
@@ -121,8 +121,8 @@ def measure(name: str, case: Case) -> Iterator[Row]:
         plan = None
         if asked == SMALLEST:  # this budget may be too small for the online budget of a profiled step
             bench.reset()
-            plan = lowtide.plan(bench.model, bench.batch, budget_bytes + other_bytes, codecs=None)
-        lowtide.fit(bench.model, budget=budget_bytes + other_bytes, plan=plan, stores=None, codecs=None)
+            plan = lowtide.plan(bench.model, bench.batch, f"{budget_bytes + other_bytes} B", codecs=None)
+        lowtide.fit(bench.model, budget=f"{budget_bytes + other_bytes} B", plan=plan, stores=None, codecs=None)
         exact = True
         for _ in range(3):
             bench.reset()

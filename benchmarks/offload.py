@@ -225,9 +225,9 @@ def main() -> None:
     hooks = FileHooks(directory, throttle)
     scopes: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "plain": contextlib.nullcontext,
-        "disk": lambda: lowtide.budget(limit, stores=store, codecs=None),
-        "disk, synchronous": lambda: lowtide.budget(limit, stores=synchronous, codecs=None),
-        "recompute only": lambda: lowtide.budget(limit, stores=None, codecs=None),
+        "disk": lambda: lowtide.budget(f"{limit} B", stores=store, codecs=None),
+        "disk, synchronous": lambda: lowtide.budget(f"{limit} B", stores=synchronous, codecs=None),
+        "recompute only": lambda: lowtide.budget(f"{limit} B", stores=None, codecs=None),
         "hooks": hooks,
     }
     mib = 2.0**20

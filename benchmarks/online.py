@@ -122,7 +122,7 @@ def run(model: nn.Module, step: Step, limit_bytes: int | None, heuristic: Heuris
     current_runtime().memory().pool.heuristic = heuristic
     gc.collect()
     start = time.perf_counter()
-    scope = lowtide.budget(limit_bytes, stores=None, codecs=None) if limit_bytes else contextlib.nullcontext()
+    scope = lowtide.budget(f"{limit_bytes} B", stores=None, codecs=None) if limit_bytes else contextlib.nullcontext()
     with scope:
         loss = step()
     loss.backward()

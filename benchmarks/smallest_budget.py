@@ -89,13 +89,13 @@ def _measure_smallest(bench: Bench, stores: tuple[str, ...]) -> tuple[int, Bits]
     """Return peak and bits of a step with the plan for the smallest budget."""
     bench.reset()
     try:
-        lowtide.plan(bench.model, bench.batch, 1, stores=stores, codecs=None)
+        lowtide.plan(bench.model, bench.batch, "1 B", stores=stores, codecs=None)
     except lowtide.BudgetError as error:
         smallest_bytes = error.smallest_bytes or 0
     else:
         raise AssertionError("found a plan for a budget of one byte")
     bench.reset()
-    plan = lowtide.plan(bench.model, bench.batch, smallest_bytes, stores=stores, codecs=None)
+    plan = lowtide.plan(bench.model, bench.batch, f"{smallest_bytes} B", stores=stores, codecs=None)
     lowtide.fit(bench.model, plan=plan, stores=stores, codecs=None)
     try:
         return bench.metered(bench.loss)

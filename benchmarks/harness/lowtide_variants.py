@@ -100,7 +100,7 @@ class Online(Variant):
         other_bytes = bench.other_bytes
 
         def forward() -> torch.Tensor:
-            with lowtide.budget(self._asked_bytes + other_bytes, **self.options):
+            with lowtide.budget(f"{self._asked_bytes + other_bytes} B", **self.options):
                 return bench.loss()
 
         yield forward
@@ -156,7 +156,7 @@ class FittedVariant(Variant):
         # Other tensors of the process may have changed by some bytes since planning.
         limit = UNLIMITED if asked is None else max(asked + other_bytes, self._plan.predicted_peak_bytes)
         if self._fitted is None:
-            lowtide.fit(bench.model, plan=self._plan, budget=limit, stores=self.stores)
+            lowtide.fit(bench.model, plan=self._plan, budget=f"{limit} B", stores=self.stores)
             self._fitted = registry.state_of(bench.model)
         else:
             self._fitted.limit_bytes = limit
