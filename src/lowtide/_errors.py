@@ -2,7 +2,6 @@
 
 LowtideError
 ├── ArgumentError          (ValueError)    an invalid argument
-├── NothingToDoError       (ValueError)    a checkpointed function without gradients
 ├── BudgetError            (MemoryError)   a byte budget that cannot be met
 ├── StaleSourceError       (RuntimeError)  a tensor needed by a replay has changed
 ├── ReplayMismatchError    (RuntimeError)  a replayed op returned a different result
@@ -21,6 +20,9 @@ backward pass therefore also catches the errors of lowtide that can occur there.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 
 class LowtideError(Exception):
     """Base class of all lowtide errors."""
@@ -30,20 +32,36 @@ class ArgumentError(LowtideError, ValueError):
     """An argument is invalid."""
 
 
-class NothingToDoError(LowtideError, ValueError):
-    """A checkpointed function was given no tensors and returned none that requires grad."""
-
-
 class BudgetError(LowtideError, MemoryError):
     """A byte budget cannot be met.
 
     `budget_bytes` is the requested budget. `smallest_bytes` is the smallest budget that works, if known.
+    `at_least_bytes` is set instead if only a lower limit is known: smaller budgets fail at the same place.
+    `explanation` is the part of the message on what uses the memory and what helps.
     """
 
-    def __init__(self, message: str, *, budget_bytes: int, smallest_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        budget_bytes: int,
+        smallest_bytes: int | None = None,
+        at_least_bytes: int | None = None,
+        explanation: str = "",
+    ) -> None:
         super().__init__(message)
         self.budget_bytes = budget_bytes
         self.smallest_bytes = smallest_bytes
+        self.at_least_bytes = at_least_bytes
+        self.explanation = explanation
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Errors with keyword arguments must say how they are copied and sent to other processes."""
+        fields = {name: getattr(self, name) for name in _BUDGET_FIELDS}
+        return functools.partial(BudgetError, **fields), self.args
+
+
+_BUDGET_FIELDS = "budget_bytes", "smallest_bytes", "at_least_bytes", "explanation"
 
 
 class StaleSourceError(LowtideError, RuntimeError):

@@ -14,6 +14,8 @@ _FACTORS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+_SMALLEST_INT_BUDGET = 2**20
+"""Bytes. A smaller int was probably meant as GiB. Doubled: budgets of 1 to 2 MiB need a unit too."""
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
 
@@ -47,6 +49,30 @@ def parse_bytes(size: str | int) -> int:
     if nbytes <= 0:
         raise ArgumentError(f"{size!r} is 0 bytes: a size must be positive")
     return nbytes
+
+
+def parse_budget(budget: str | int) -> int:
+    """Return a memory budget in bytes. Like `parse_bytes`, but an int below 1 MiB is refused as a mistake.
+
+    >>> parse_budget("8 GiB"), parse_budget("100 kB"), parse_budget(2**20)
+    (8589934592, 100000, 1048576)
+    """
+    nbytes = parse_bytes(budget)
+    if isinstance(budget, int) and nbytes < _SMALLEST_INT_BUDGET:
+        raise ArgumentError(
+            f"a budget of {budget} needs a unit: an int is a number of bytes, and {format_bytes(nbytes)} is probably "
+            f"not meant. Write '{budget} GiB' or '{budget} MiB', or '{budget} B' if bytes are meant"
+        )
+    return nbytes
+
+
+def format_budget(nbytes: int) -> str:
+    """Return a budget with a unit, rounded up, so that `parse_budget` of the text is at least `nbytes`."""
+    unit = next((unit for unit in ("tib", "gib", "mib", "kib") if nbytes >= _FACTORS[unit]), None)
+    if unit is None:
+        return f"{nbytes} B"
+    hundredths = -(-100 * nbytes // _FACTORS[unit])
+    return f"{hundredths // 100}.{hundredths % 100:02} {unit[0].upper()}iB"
 
 
 def format_bytes(nbytes: float) -> str:

@@ -125,10 +125,10 @@ class Codec(ABC):
         """Return whether the codec applies to tensors of this dtype."""
         return True
 
-    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False) -> FixedSize | None:
+    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False, device: str = "cpu") -> FixedSize | None:
         """Return the compressed size for this dtype, or None if the size depends on the content.
 
-        `binary` means that the tensors have at most two distinct elements.
+        `binary` means that the tensors have at most two distinct elements. `device` is the type of their device.
         """
         return None
 

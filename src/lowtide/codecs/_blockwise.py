@@ -35,7 +35,7 @@ class Blockwise(Codec):
         """Return whether `dtype` is a real or complex float dtype wider than one byte."""
         return dtype in _REALS
 
-    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False) -> FixedSize | None:
+    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False, device: str = "cpu") -> FixedSize | None:
         """Return one byte per element and one scale per block."""
         if dtype not in _REALS or dtype.is_complex:
             return None

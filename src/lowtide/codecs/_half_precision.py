@@ -31,7 +31,7 @@ class HalfPrecision(Codec):
         """Return whether `dtype` is float32, float64 or the complex dtype of one of these."""
         return dtype in _WIDE
 
-    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False) -> FixedSize | None:
+    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False, device: str = "cpu") -> FixedSize | None:
         """Return two bytes per element."""
         return FixedSize(bits=16) if dtype in (torch.float32, torch.float64) else None
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -29,6 +30,13 @@ def codec_costs_for(trace: Trace, codecs: str | Sequence[str] | Sequence[Codec] 
     return tuple(dict.fromkeys(codec_cost for codec_cost in found if codec_cost is not None))
 
 
+def measure_codec_costs(codecs: Iterable[Codec], dtypes: Iterable[torch.dtype], device: str) -> None:
+    """Measure the costs of codecs for masks and for values of these dtypes, so that planning need not allocate."""
+    names = {str(dtype).removeprefix("torch.") for dtype in (torch.bool, *dtypes)}
+    for codec, name, binary in itertools.product(codecs, sorted(names), (False, True)):
+        measure_codec_cost(codec.name, name, device, binary=binary)
+
+
 @lru_cache(maxsize=256)
 def measure_codec_cost(
     codec_name: str, dtype_name: str, device: str = "cpu", *, binary: bool = False
@@ -46,7 +54,7 @@ def measure_codec_cost(
     dtype = getattr(torch, dtype_name)
     if binary and codec.fixed_size(dtype) is not None:
         return measure_codec_cost(codec_name, dtype_name, device)  # same cost, one cache entry
-    size = codec.fixed_size(dtype, binary=binary)
+    size = codec.fixed_size(dtype, binary=binary, device=device)
     if size is None:
         return None
     generator = torch.Generator(device).manual_seed(0)  # leaves the global random state unchanged

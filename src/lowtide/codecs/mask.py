@@ -29,10 +29,13 @@ class Mask(Codec):
     name = "mask"
     exact = True
 
-    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False) -> FixedSize | None:
+    def fixed_size(self, dtype: torch.dtype, *, binary: bool = False, device: str = "cpu") -> FixedSize | None:
         """Return one bit per element for bools and for tensors known to be binary."""
-        known = binary or dtype is torch.bool
-        return FixedSize(bits=1, work_bytes_per_element=4 + 2 * dtype.itemsize) if known else None
+        if not (binary or dtype is torch.bool):
+            return None
+        # NumPy compares each element twice, with results of one byte, and packs them into bits.
+        work_bytes = 3 if device == "cpu" else 4 + 2 * dtype.itemsize
+        return FixedSize(bits=1, work_bytes_per_element=work_bytes)
 
     def _encode_row(self, row: Tensor) -> EncodedRow | None:
         bits = as_bits(row)
@@ -87,8 +90,10 @@ def _unpack_mask_numpy(bitmap: Bytes, low: int, high: int, into: Elements) -> No
     """Write eight elements at a time, looked up by one byte of the bitmap."""
     table = _byte_table(low, high, into.dtype)
     whole = len(into) // 8
-    # mode="clip" skips the bounds check; the table has a row for every byte.
-    np.take(table, bitmap[:whole], axis=0, out=into[: 8 * whole].reshape(whole, 8), mode="clip")
+    for chunk in chunks(8 * whole):  # NumPy widens the bytes to indices of 64 bits
+        rows = bitmap[chunk.start // 8 : chunk.stop // 8]
+        # mode="clip" skips the bounds check; the table has a row for every byte.
+        np.take(table, rows, axis=0, out=into[chunk].reshape(len(rows), 8), mode="clip")
     if rest := len(into) - 8 * whole:
         into[8 * whole :] = table[bitmap[whole], :rest]
 

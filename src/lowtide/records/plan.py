@@ -20,7 +20,7 @@ from .trace import Trace
 
 _Record = TypeVar("_Record")
 
-PLAN_VERSION = 7
+PLAN_VERSION = 8
 WHEN_BACKWARD_BEGINS = -1
 """Trigger of a prefetch that starts when backward begins. Other triggers are the index of an op."""
 _FORMAT = "lowtide plan"
@@ -101,6 +101,14 @@ class Plan:
     """Whether gradients that are views of a larger gradient are copied, so that the larger one can be freed."""
     store_wait_s: float = 0.0
     """Part of the predicted time: waiting for the store, compression and decompression."""
+    held: tuple[int, ...] = ()
+    """Recomputed ops whose values stay in memory from when a handle or recipe first needs them until their first
+    drop."""
+    drops: tuple[tuple[int, int, int, int], ...] = ()
+    """By drop: saved tensor, zero-based index among its unpacks, op, position in its outputs. After this unpack the
+    output of the op is released from memory. Its recipe stays."""
+    tails: tuple[int, ...] = ()
+    """Recomputed ops whose recipes stay after every replay, because a handle may outlive the last drop."""
     version: int = PLAN_VERSION
 
     @property
@@ -225,6 +233,11 @@ def _build(document: dict[str, Any]) -> Plan:
     if not all(_is_index(j, decisions) and decisions[j] == "0" for j in fields["released"]):
         raise ValueError("released has an op that is not recomputed")
     fields["released"] = tuple(fields["released"])
+    for name in ("held", "tails"):
+        if not all(_is_index(j, decisions) and decisions[j] == "0" for j in fields[name]):
+            raise ValueError(f"{name} has an op that is not recomputed")
+        fields[name] = tuple(fields[name])
+    fields["drops"] = tuple(_drop(row, decisions) for row in fields["drops"])
     fields["codec_costs"] = _records(fields["codec_costs"], CodecCost)
     if fields["link"] is not None:
         fields["link"] = Link(**_typed(fields["link"], Link))
@@ -232,6 +245,16 @@ def _build(document: dict[str, Any]) -> Plan:
     fields["pinned"] = _records(fields["pinned"], PinnedOp)
     fields["modules"] = _records(fields["modules"], ModuleSummary)
     return Plan(**fields)
+
+
+def _drop(row: list[Any], decisions: str) -> tuple[int, int, int, int]:
+    """Return one drop. Raises `TypeError` or `ValueError` if it is not valid."""
+    save, nth, op, output = row
+    if not all(type(x) is int and x >= 0 for x in (save, nth, op, output)):
+        raise TypeError(f"{row!r} is not a drop")
+    if not _is_index(op, decisions) or decisions[op] == "1":
+        raise ValueError("drops has an op that is not recomputed")
+    return save, nth, op, output
 
 
 def _check_scalars(fields: dict[str, Any]) -> None:

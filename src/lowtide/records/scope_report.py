@@ -38,7 +38,7 @@ class ScopeReport:
     """Bytes of values copied before an in-place op because a recompute needs them."""
     pinned: tuple[Pinned, ...]
     foreign: dict[str, int]
-    """Number of saved tensors by tensor class, for classes that lowtide keeps unchanged (sparse, nested, wrappers)."""
+    """Uses of tensors that lowtide keeps unchanged, by class or by kind: nested, sparse, meta."""
     values_offloaded: int = 0
     """Offloaded by a plan. For a scope with a budget see `budget`."""
     bytes_offloaded: int = 0

@@ -14,7 +14,7 @@ from .._errors import ArgumentError
 from .trace import TRACE_VERSION, CopyEffect, Op, Trace, Unpack, Value, Write
 
 _FORMAT = "lowtide trace"
-_UNPACK_FIELDS = 5  # the row of an op has nine
+_UNPACK_FIELDS = 7  # the row of an op has twelve
 
 
 def trace_to_json(trace: Trace) -> str:
@@ -33,7 +33,7 @@ def trace_to_json(trace: Trace) -> str:
         "replay_overhead_s": trace.replay_overhead_s,
         "peak_bytes": trace.peak_bytes,
         "events": [_event_row(event, word) for event in trace.events],
-        "values": [[v.nbytes, v.made_at, v.storage, v.held_until, word(v.dtype), int(v.binary)] for v in trace.values],
+        "values": [_value_row(value, word) for value in trace.values],
         "saved": trace.saved,
         "copies": [[c.unpack, c.more_bytes, c.more_rise_bytes] for c in trace.copies],
         "copying_s": trace.copying_s,
@@ -42,9 +42,30 @@ def trace_to_json(trace: Trace) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
+def _value_row(value: Value, word: Callable[[str], int]) -> list[Any]:
+    return [
+        value.nbytes,
+        value.made_at,
+        value.storage,
+        value.held_until,
+        word(value.dtype),
+        int(value.binary),
+        value.handles,
+        value.shape,
+    ]
+
+
 def _event_row(event: Op | Unpack, word: Callable[[str], int]) -> list[Any]:
     if isinstance(event, Unpack):
-        return [event.value, event.node, event.other_bytes, event.time_s, event.rise_bytes]
+        return [
+            event.value,
+            event.node,
+            event.other_bytes,
+            event.time_s,
+            event.rise_bytes,
+            event.backward,
+            event.save,
+        ]
     return [
         word(event.name),
         word(event.module),
@@ -55,6 +76,9 @@ def _event_row(event: Op | Unpack, word: Callable[[str], int]) -> list[Any]:
         event.other_bytes,
         [[w.old, w.new, int(w.exclusive)] for w in event.writes],
         event.replay_s,
+        event.backward,
+        event.workspace_bytes,
+        event.reads_until,
     ]
 
 
@@ -95,8 +119,10 @@ def _build(document: dict[str, Any]) -> Trace:
             held_until=_int(held_until),
             dtype=words[_index(dtype)],
             binary=bool(_int(binary)),
+            handles=tuple((_int(saved), _int(freed)) for saved, freed in _list(handles)),
+            shape=None if shape is None else _ints(shape),
         )
-        for nbytes, made_at, storage, held_until, dtype, binary in _list(document["values"])
+        for nbytes, made_at, storage, held_until, dtype, binary, handles, shape in _list(document["values"])
     ]
     return Trace(
         version=_int(document["version"]),
@@ -115,9 +141,17 @@ def _build(document: dict[str, Any]) -> Trace:
 
 def _event(row: list[Any], words: list[str]) -> Op | Unpack:
     if len(row) == _UNPACK_FIELDS:
-        value, node, other_bytes, time_s, rise_bytes = row
-        return Unpack(_int(value), _int(node), _int(other_bytes), _seconds(time_s), _int(rise_bytes))
-    name, module, time_s, inputs, outputs, pinned, other_bytes, writes, replay_s = row
+        value, node, other_bytes, time_s, rise_bytes, backward, save = row
+        return Unpack(
+            value=_int(value),
+            node=_int(node),
+            other_bytes=_int(other_bytes),
+            time_s=_seconds(time_s),
+            rise_bytes=_int(rise_bytes),
+            backward=_int(backward),
+            save=_int(save),
+        )
+    name, module, time_s, inputs, outputs, pinned, other_bytes, writes, replay_s, backward, workspace, until = row
     return Op(
         name=words[_index(name)],
         module=words[_index(module)],
@@ -131,6 +165,9 @@ def _event(row: list[Any], words: list[str]) -> Op | Unpack:
             for old, new, exclusive in _list(writes)
         ),
         replay_s=None if replay_s is None else _seconds(replay_s),
+        backward=_int_or_none(backward),
+        workspace_bytes=_int(workspace),
+        reads_until=_int_or_none(until),
     )
 
 

@@ -1,7 +1,8 @@
 """The record of one training step: a `Trace`, and its parts.
 
-A trace is one list of events, in the order in which they happened: an op ran, or backward unpacked a value. It is
-immutable and contains no tensors. Values, ops and unpacks refer to each other by index.
+A trace is one list of events, in the order in which they happened: an op ran, or backward unpacked a value. A step may
+contain several forward and several backward passes. A trace is immutable and contains no tensors. Events and values
+are referred to by index.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from .._errors import ArgumentError
 
-TRACE_VERSION = 11
+TRACE_VERSION = 13
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class Op:
     writes: tuple[Write, ...] = ()
     replay_s: float | None = None
     """Kernel time of a replay, if a replay runs another kernel. None: `time_s`."""
+    backward: int | None = None
+    """Number of the backward pass in which it ran, from 0. None: outside backward."""
+    workspace_bytes: int = 0
+    """Bytes that its kernel allocates and frees. They are part of `other_bytes`, so they count for replays only."""
+    reads_until: int | None = None
+    """The event that overwrites memory that it reads and that is no value of this trace. None: never overwritten."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,10 @@ class Unpack:
     """Time of backward from this event to the next."""
     rise_bytes: int = 0
     """The part of `other_bytes` that is allocated after the unpack, such as the results of the node."""
+    backward: int = 0
+    """Number of the backward pass, from 0."""
+    save: int = -1
+    """Index of the saved tensor among all tensors that autograd saved in the step, in order. -1: unknown."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,12 @@ class Value:
     """Such as "float32". Empty if unknown."""
     binary: bool = False
     """It has at most two distinct elements, as a dropout mask does."""
+    handles: tuple[tuple[int, int], ...] = ()
+    """By tensor that autograd saved of it: the events after which autograd saved it and freed it. -1: saved before the
+    first event. The number of events: it outlives the step. Empty: unknown, and freed with the last node that
+    unpacks it."""
+    shape: tuple[int, ...] | None = None
+    """Of the tensor that the op returned. None: unknown, or the tensor does not cover the storage."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +109,10 @@ class CopyEffect:
     """Added to `rise_bytes`."""
 
 
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()[:32]
+
+
 @dataclass(frozen=True)
 class Trace:
     """One training step."""
@@ -99,7 +120,7 @@ class Trace:
     version: int
     """`TRACE_VERSION` of the format."""
     events: tuple[Op | Unpack, ...]
-    """In the order in which they happened. Planning requires all ops before the first unpack."""
+    """In the order in which they happened."""
     values: tuple[Value, ...]
     saved: tuple[int, ...]
     """The values that autograd saves, each once."""
@@ -127,26 +148,64 @@ class Trace:
         return tuple(event for event in self.events if isinstance(event, Unpack))
 
     @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the structure, without times and other bytes. A plan applies to steps with its fingerprint."""
-        structure = (
-            [(op.name, op.module, op.inputs, op.outputs) for op in self.ops],
-            [(value.nbytes, value.made_at, value.storage) for value in self.values],
-            self.saved,
-            [unpack.value for unpack in self.unpacks],
+    def op_events(self) -> tuple[int, ...]:
+        """By op: the event."""
+        return tuple(index for index, event in enumerate(self.events) if isinstance(event, Op))
+
+    @cached_property
+    def unpack_events(self) -> tuple[int, ...]:
+        """By unpack: the event."""
+        return tuple(index for index, event in enumerate(self.events) if isinstance(event, Unpack))
+
+    @cached_property
+    def is_single_pass(self) -> bool:
+        """Whether the step is one forward pass, and then one backward pass that frees what it unpacks."""
+        if self.events[: len(self.ops)] != self.ops or len({unpack.backward for unpack in self.unpacks}) > 1:
+            return False
+        if any(op.backward is not None or (op.reads_until is not None and op.pinned is None) for op in self.ops):
+            return False
+        freed_by = self._ends_of_last_nodes()
+        return all(
+            saved < len(self.ops) and freed <= freed_by.get(v, value.held_until)
+            for v, value in enumerate(self.values)
+            if value.made_at is not None
+            for saved, freed in value.handles
         )
-        return hashlib.sha256(json.dumps(structure, separators=(",", ":")).encode()).hexdigest()[:32]
+
+    def _ends_of_last_nodes(self) -> dict[int, int]:
+        """Return, by unpacked value, the last unpack of the last node that unpacks it, as an event."""
+        node_end = {
+            (unpack.backward, unpack.node): t for t, unpack in zip(self.unpack_events, self.unpacks, strict=True)
+        }
+        return {unpack.value: node_end[unpack.backward, unpack.node] for unpack in self.unpacks}
+
+    @cached_property
+    def structure(self) -> str:
+        """Hash of the ops, values and unpacks, without sizes and times. Steps of one variant have equal structures."""
+        return _hash(
+            [(op.name, op.module, op.inputs, op.outputs, op.backward) for op in self.ops],
+            [(value.made_at, value.storage, [saved for saved, _ in value.handles]) for value in self.values],
+            self.saved,
+            [(unpack.value, unpack.backward, unpack.save) for unpack in self.unpacks],
+            self.unpack_events,
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the structure and the sizes of values. A plan is made for steps with its fingerprint."""
+        return _hash(self.structure, [value.nbytes for value in self.values])
 
     def without_copies(self) -> Trace:
         """Return the step as plain PyTorch runs it, without gradient copies."""
         if not self.copies:
             return self
-        unpacks = list(self.unpacks)
+        events = list(self.events)
         for effect in self.copies:
-            unpack = unpacks[effect.unpack]
+            unpack = self.unpacks[effect.unpack]
             other, rise = unpack.other_bytes + effect.more_bytes, unpack.rise_bytes + effect.more_rise_bytes
-            unpacks[effect.unpack] = replace(unpack, other_bytes=max(0, other), rise_bytes=rise)
-        return replace(self, events=(*self.ops, *unpacks), copies=(), copying_s=0.0)
+            without = replace(unpack, other_bytes=max(0, other), rise_bytes=rise)
+            events[self.unpack_events[effect.unpack]] = without
+        return replace(self, events=tuple(events), copies=(), copying_s=0.0)
 
     def check(self) -> None:
         """Raise `ArgumentError` if records contradict each other. `from_json` and `load` always check."""

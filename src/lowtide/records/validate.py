@@ -1,8 +1,10 @@
 """Checks of a trace: the facts that planning relies on.
 
 Indices exist, an op comes after the ops whose values it reads, each value is made once, and unpacks are of saved values
-and grouped by node. Of measured times and bytes only the sign is checked. `other_bytes` is a difference of measurements
-and may be slightly negative.
+and grouped by node. Backward passes are numbered in the order in which they start. If ops run after the first unpack,
+or there are several backward passes, every unpack has the number of its saved tensor and a handle of its value is
+alive. Of measured times and bytes only the sign is checked. `other_bytes` is a difference of measurements and may be
+slightly negative.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ def check_trace(trace: Trace) -> None:
     _check_time("the step", trace.step_s)
     _check_time("a replay", trace.replay_overhead_s)
     _check_time("copying gradients", trace.copying_s)
-    if trace.events[: len(trace.ops)] != trace.ops:
-        _refuse("an op ran after the first unpack")
     _check_values(trace)
-    for index, op in enumerate(trace.ops):
-        _check_op(trace, op, f"op {index} ({op.name})", index)
+    for number, (index, op) in enumerate(zip(trace.op_events, trace.ops, strict=True)):
+        _check_op(trace, op, f"op {number} ({op.name})", index)
     _check_unpacks(trace)
+    _check_passes(trace)
+    _check_handles(trace)
     for effect in trace.copies:
         if not 0 <= effect.unpack < len(trace.unpacks):
             _refuse(f"gradient copies change unpack {effect.unpack} of {len(trace.unpacks)}")
@@ -37,26 +39,26 @@ def check_trace(trace: Trace) -> None:
 
 
 def _check_values(trace: Trace) -> None:
-    n_ops, n_events = len(trace.ops), len(trace.events)
+    n_events = len(trace.events)
     for index, value in enumerate(trace.values):
         if value.nbytes < 0:
             _refuse(f"value {index} has {value.nbytes} bytes")
         if value.made_at is not None:
-            if not 0 <= value.made_at < n_ops:
-                _refuse(f"value {index} is made at event {value.made_at}, and there are {n_ops} ops")
+            maker = trace.events[value.made_at] if 0 <= value.made_at < n_events else None
+            if not isinstance(maker, Op):
+                _refuse(f"value {index} is made at event {value.made_at}, which is not an op")
             if not value.made_at <= value.held_until <= n_events:
                 _refuse(
                     f"value {index} is made at event {value.made_at} and held until event {value.held_until} "
                     f"of {n_events}"
                 )
-            if index not in trace.ops[value.made_at].outputs:
-                _refuse(f"value {index} is not an output of op {value.made_at}")
+            if index not in maker.outputs:
+                _refuse(f"value {index} is not an output of the op at event {value.made_at}")
 
 
 def _check_op(trace: Trace, op: Op, label: str, index: int) -> None:
     values = trace.values
-    _check_time(label, op.time_s)
-    _check_time(f"a replay of {label}", op.replay_s or 0.0)
+    _check_numbers(trace, op, label, index)
     for v in (*op.inputs, *op.outputs):
         if not 0 <= v < len(values):
             _refuse(f"{label} refers to value {v} of {len(values)}")
@@ -76,6 +78,15 @@ def _check_op(trace: Trace, op: Op, label: str, index: int) -> None:
             _refuse(f"{label} overwrites {write.old} with {write.new}, which have different storages")
 
 
+def _check_numbers(trace: Trace, op: Op, label: str, index: int) -> None:
+    _check_time(label, op.time_s)
+    _check_time(f"a replay of {label}", op.replay_s or 0.0)
+    if op.workspace_bytes < 0:
+        _refuse(f"{label} has a workspace of {op.workspace_bytes} bytes")
+    if op.reads_until is not None and not index < op.reads_until < len(trace.events):
+        _refuse(f"{label} at event {index} reads memory that is overwritten at event {op.reads_until}")
+
+
 def _check_unpacks(trace: Trace) -> None:
     saved = set(trace.saved)
     if len(saved) < len(trace.saved):
@@ -89,10 +100,40 @@ def _check_unpacks(trace: Trace) -> None:
         _check_time(f"unpack {k}", unpack.time_s)
         if unpack.rise_bytes < 0:
             _refuse(f"unpack {k} allocates {unpack.rise_bytes} bytes")
-    nodes = [node for node, _ in itertools.groupby(unpack.node for unpack in trace.unpacks)]
-    for node, runs in Counter(nodes).items():
+    by_pass = sorted(trace.unpacks, key=lambda unpack: unpack.backward)  # passes may be nested
+    nodes = [node for node, _ in itertools.groupby((unpack.backward, unpack.node) for unpack in by_pass)]
+    for (_, node), runs in Counter(nodes).items():
         if runs > 1:
             _refuse(f"the unpacks of node {node} do not follow each other")
+
+
+def _check_passes(trace: Trace) -> None:
+    numbers = dict.fromkeys(event.backward for event in trace.events if event.backward is not None)
+    if list(numbers) != sorted(numbers) or min(numbers, default=0) < 0:
+        _refuse(f"the backward passes have the numbers {', '.join(map(str, numbers))} in the order of their start")
+
+
+def _check_handles(trace: Trace) -> None:
+    n_events, saved_values = len(trace.events), set(trace.saved)
+    for v, value in enumerate(trace.values):
+        first = -1 if value.made_at is None else value.made_at
+        for saved, freed in value.handles:
+            if not first <= saved <= freed <= n_events:
+                _refuse(f"a handle of value {v}, made at event {first}, is saved at {saved} and freed at {freed}")
+        if value.handles and v not in saved_values:
+            _refuse(f"value {v} has a handle and was not saved")
+    is_timeline = trace.events[: len(trace.ops)] != trace.ops or len({unpack.backward for unpack in trace.unpacks}) > 1
+    value_of: dict[int, int] = {}
+    for t, unpack in zip(trace.unpack_events, trace.unpacks, strict=True):
+        value = trace.values[unpack.value]
+        if unpack.save < (0 if is_timeline else -1):
+            _refuse(f"the unpack at event {t} is of saved tensor {unpack.save}")
+        if unpack.save >= 0 and value_of.setdefault(unpack.save, unpack.value) != unpack.value:
+            _refuse(f"saved tensor {unpack.save} is of value {value_of[unpack.save]} and of value {unpack.value}")
+        if value.made_at is None or not (value.handles or is_timeline):
+            continue
+        if not any(saved < t <= freed for saved, freed in value.handles):
+            _refuse(f"value {unpack.value} is unpacked at event {t}, and no handle of it is alive")
 
 
 def _check_time(label: str, seconds: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,18 @@ graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 """Enable or disable grad in this thread. Cheaper than the public name, which creates an object."""
+
+
+def run_backward(loss: torch.Tensor) -> None:
+    """Run a backward pass. If it raises, free its graph.
+
+    Torch leaves the nodes that still wait in a queue of this thread. They hold the graph until the next backward pass.
+    """
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except BaseException:
+        torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+        raise
 
 
 def innermost_hooks() -> Any:
@@ -40,6 +54,28 @@ def exit_hooks(pack: Any) -> None:
         torch._C._autograd._push_saved_tensors_default_hooks(*other)
 
 
+def without_hooks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, called with no saved-tensor hooks in this thread.
+
+    A collective copies the thread-local state into its work object, which a thread of the backend frees later. If the
+    interpreter has ended by then, freeing a hook ends the process with SIGABRT.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        removed = []
+        while (hooks := innermost_hooks()) is not None:
+            removed.append(hooks)
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            for hooks in reversed(removed):
+                torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+    return call
+
+
 def running_node() -> str:
     """Return the name of the backward node that runs in this thread, such as "MulBackward0"."""
     node = torch._C._current_autograd_node()
@@ -57,6 +93,32 @@ def running_node_number() -> int:
     """Return the number of the backward node that runs in this thread, or -1."""
     node = torch._C._current_autograd_node()
     return node_number(node) if node is not None else -1
+
+
+def running_node_result_bytes() -> int:
+    """Return the bytes of all gradients that the backward node which runs in this thread returns."""
+    node = torch._C._current_autograd_node()
+    edges: Any = node.next_functions if node is not None else ()
+    results = [following._input_metadata[slot] for following, slot in edges if following is not None]
+    return sum(math.prod(result.shape) * result.dtype.itemsize for result in results)
+
+
+def before_next_nodes(call: Callable[[torch.Tensor], Any]) -> None:
+    """Call `call` with each gradient that the running backward node returns, before the node that gets it runs."""
+
+    def install(following: Any, slot: int) -> None:
+        def run(gradients: tuple[torch.Tensor | None, ...]) -> None:
+            hook.remove()
+            gradient = gradients[slot]
+            if gradient is not None:
+                call(gradient)
+
+        hook = following.register_prehook(run)
+
+    node = torch._C._current_autograd_node()
+    for following, slot in node.next_functions if node is not None else ():
+        if following is not None:
+            install(following, slot)
 
 
 Backward = Callable[..., Any]
@@ -98,6 +160,11 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
 def creates_graph(args: tuple[Any, ...]) -> bool:
     """Return whether a backward pass with these arguments (see `wrap_backward`) creates a graph."""
     return len(args) > 3 and bool(args[3])  # tensors, their gradients, retain_graph, create_graph, ...
+
+
+def retains_graph(args: tuple[Any, ...]) -> bool:
+    """Return whether a backward pass with these arguments (see `wrap_backward`) leaves the saved tensors in place."""
+    return len(args) > 2 and bool(args[2])
 
 
 def reinstall_hook(handle: Any, hook: Callable[..., Any]) -> None:

@@ -63,8 +63,13 @@ def without_modes() -> AbstractContextManager[Any]:
 
 
 def kernel_of(func: Any) -> Callable[..., Any]:
-    """Return the function that `func(...)` calls internally. Calling it directly saves a Python frame."""
+    """Return the function that `func(...)` calls internally. Calling it directly saves a Python frame.
+
+    Called from a dispatch mode, it computes the same bits as without one.
+    """
     kernel: Callable[..., Any] = getattr(func, "_op", func)  # higher-order ops have no `_op`
+    if _depends_on_state(func):
+        return _in_state_of_call(kernel)
     if not _skips_version_bump(func):
         return kernel
 
@@ -74,6 +79,50 @@ def kernel_of(func: Any) -> Callable[..., Any]:
             return kernel(*args, **kwargs)
 
     return counted
+
+
+# Ops besides those of linalg whose kernels conjugate lazily, or call ops that autocast casts. Torch's own samples have
+# shown them (`tests/engine/test_torch_ops.py`).
+_STATE_INSIDE = {"aten::dot", "aten::vdot", "aten::isinf", "aten::std", "aten::std_mean", "aten::var", "aten::var_mean",
+                 "aten::_trilinear"}  # fmt: skip
+_KEYS = torch._C.DispatchKey
+_LAZY_VIEWS = (_KEYS.Conjugate, _KEYS.Negative, _KEYS.ZeroTensor)
+_AUTOCAST = [getattr(_KEYS, name) for name in ("AutocastCPU", "AutocastCUDA", "AutocastXPU") if hasattr(_KEYS, name)]
+
+
+def is_autocast_inside() -> bool:
+    """Return whether autocast applies inside the kernel of the op that a dispatch mode has received."""
+    return bool(_autocast_keys())
+
+
+def _autocast_keys() -> list[Any]:
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # the state of the call
+        return [key for key in _AUTOCAST if not _is_excluded(key)]
+
+
+def _in_state_of_call(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel whose inner ops do the same with and without a dispatch mode.
+
+    A mode excludes the keys above it, so that inner ops would not conjugate lazily conjugated tensors, and would not be
+    autocast. The mode restores the keys when it returns.
+    """
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _is_excluded(_KEYS.Conjugate):  # called from a mode
+            for key in (*_LAZY_VIEWS, *_autocast_keys()):
+                _set_excluded(key, False)
+        return kernel(*args, **kwargs)
+
+    return run
+
+
+def _depends_on_state(func: Any) -> bool:
+    """Return whether the kernel of an op calls other ops that depend on keys above modes."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    name = func._schema.name
+    return "linalg_" in name or name in _STATE_INSIDE
 
 
 def _skips_version_bump(func: Any) -> bool:

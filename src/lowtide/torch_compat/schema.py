@@ -28,3 +28,8 @@ def returns_only_views(func: Any) -> bool:
     """Return whether the schema declares every result as an alias that the op does not write."""
     returns = func._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def argument_position(func: Any, name: str) -> int | None:
+    """Return the position of the argument with this name, or None if there is none."""
+    return next((i for i, a in enumerate(func._schema.arguments) if a.name == name), None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from .dispatch import _ADINPLACE, _is_excluded, _set_excluded
+from .dispatch import _ADINPLACE, _is_excluded, _set_excluded, below_autograd, without_modes
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
 """Return the address of the C++ storage, which identifies the storage while it is alive."""
@@ -55,6 +56,76 @@ def is_unshared(tensor: torch.Tensor) -> bool:
     """Return whether no other tensor shares the storage and no C++ code holds the tensor."""
     # The Python object of the storage counts as one user.
     return _storage_users(storage_key(tensor.untyped_storage())) == 2 and _tensor_users(tensor) == 1
+
+
+def has_content(tensor: torch.Tensor) -> bool:
+    """Return whether the storage of a tensor, if it has one, holds all that the tensor is.
+
+    False for nested tensors, whose sizes are not in the storage, and for tensors without memory: meta tensors, and the
+    zero tensors that forward-mode AD uses for missing tangents.
+    """
+    if tensor.is_nested or tensor.is_meta:
+        return False
+    # Only Python asks a zero tensor for its address without a crash.
+    return not tensor._is_zerotensor()
+
+
+_SPARSE_PARTS: dict[torch.layout, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
+    torch.sparse_coo: (torch.Tensor._indices, torch.Tensor._values),
+    torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices, torch.Tensor.values),
+    torch.sparse_csc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices, torch.Tensor.values),
+    torch.sparse_bsr: (torch.Tensor.crow_indices, torch.Tensor.col_indices, torch.Tensor.values),
+    torch.sparse_bsc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices, torch.Tensor.values),
+}
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """Return a word for a tensor that is not the content of one storage: "nested", "sparse_coo", "meta", "zero"."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.").lstrip("_")
+    if tensor.is_meta:
+        return "meta"
+    return "zero" if tensor._is_zerotensor() else "functorch"
+
+
+def nbytes_of(tensor: torch.Tensor) -> int:
+    """Return the bytes of the elements of a dense tensor, or of the memory of any other one."""
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+        return tensor.numel() * tensor.itemsize
+    return sum(storage.nbytes() for storage in memory_of(tensor))
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the shape of a tensor; for a nested tensor, the shapes of its components or of its dense values."""
+    if not tensor.is_nested:
+        return tuple(tensor.shape)
+    if tensor.layout is torch.strided:
+        return tuple(map(tuple, tensor._nested_tensor_size().tolist()))
+    values: torch.Tensor = tensor._values  # type: ignore[assignment]
+    return tensor.dim(), *values.shape
+
+
+def memory_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """Return the storages that hold the memory of a tensor of any kind.
+
+    A sparse tensor and a wrapper subclass have several. Meta tensors, zero tensors and uninitialised parameters have
+    none.
+    """
+    if is_wrapper(type(tensor)):
+        names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+        return [storage for name in names for storage in memory_of(getattr(tensor, name))]
+    parts = _SPARSE_PARTS.get(tensor.layout)
+    if parts is not None:
+        with without_modes(), below_autograd():
+            return [part(tensor).untyped_storage() for part in parts]
+    try:
+        storage = tensor.untyped_storage()
+        storage.data_ptr()  # raises for zero tensors
+    except (NotImplementedError, RuntimeError, ValueError):
+        return []
+    return [] if storage.device.type == "meta" else [storage]
 
 
 def is_wrapper(cls: type) -> bool:
