@@ -24,6 +24,6 @@ User code never runs twice. Comments cite these rules by number:
 12. **Collectives are never replayed**, nor is any op with an outside effect. (`ops/facts.py`)
 13. **A step that differs from its plan is still right.** At the first difference the rest of the step falls back to
     the online budget. (`strategies/planned.py`)
-14. **Foreign tensors pass through** (unknown wrapper subclasses, sparse, nested): kept and counted in the report.
+14. **Foreign tensors pass through** (unknown wrapper subclasses, sparse, nested, meta): kept and counted in the report.
     (`recording/known_memory.py`)
 """

@@ -1,54 +1,66 @@
 """The memory budget: a limit on the live bytes of one device, kept by evicting values before an op would exceed it.
 
 Before any op runs, in forward or backward, recorded or replayed, the live bytes and the bytes that the op is about to
-allocate are within the limit, or `BudgetError` is raised. Only memory that the engine alone holds is evicted: freeing
-other memory gains nothing, and the arguments of a running op are protected. A value is evicted in the way that costs
-the least time per byte: dropped (its recipe recomputes it), compressed, or offloaded. If the size of a result
-cannot be known in advance, it is estimated.
+allocate, its workspace included, are within the limit, or `BudgetError` is raised. Only memory that the engine alone
+holds is evicted: freeing other memory gains nothing, and the arguments of a running op are protected. A value is
+evicted in the way that costs the least time per byte: dropped (its recipe recomputes it), compressed, or offloaded. If
+the size of a result or workspace cannot be known in advance, it is estimated.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch.nn import Parameter
 
 from ..._errors import BudgetError
-from ..._units import format_bytes
+from ..._units import format_budget, format_bytes
 from ...codecs import Chooser
 from ...records.budget_report import BudgetReport
 from ...stores import Store
-from ...torch_compat import is_unshared, storage_key
-from ..ops import output_sizes
+from ...torch_compat import is_unshared, running_node_number, storage_key
+from ..ops import output_sizes, rng
 from ..ops.facts import OpFacts
-from ..values.value import Tensor, Value
+from ..ops.peak_inside import PeakProbe
+from ..values.value import Tensor, Value, describe
 from . import eviction
 from .compress import Compression
 from .device_memory import DeviceMemory
 from .eviction import residency_of
 from .offload import Offloading, is_being_written
+from .workspaces import T, estimated_bytes
 
 _SIMPLE = frozenset((int, float, bool, type(None)))
 _SOLE_REFERENCES = 3  # to a tensor that only its value holds: the value's, a local variable and an argument
 _EXTRA_EVICTED = 64
 """An eviction frees up to 1/64 of the limit more than needed. Doubled (1/128): evictions run more often."""
+_RESERVE = 1000
+"""Evictions keep 1/1000 of the limit free for tensors that no op returns: torch makes a tensor of the number in `x * 2`
+and holds it until backward. Doubled (1/2000): small models with many ops may exceed the limit by a few bytes."""
 _START_WRITING = 2
 """Writing starts when less than 1/2 of the limit is free. Doubled (1/4): less traffic, more waiting."""
 _WRITE_QUEUE = 8
 """Up to 1/8 of the limit is written early. Doubled (1/16): less traffic, more waiting."""
 _EARLY_INTERVAL_OPS = 8
 """Ops between two attempts to write early. Doubled: less work per op, later writes."""
+_LISTED_VALUES = 5
+_PLAN_NAMES_A_BUDGET = "lowtide.plan(model, batch, budget) names a budget that works."
 
 
 class BudgetObserver(Protocol):
     """Listens to a memory budget: a profile of the step."""
 
     def op_ran(self, live_bytes: int) -> None:
-        """An op has run."""
+        """An op has run. `live_bytes` include its workspace, but no prefetched values."""
+
+    def formula_begins(self, live_bytes: int) -> Callable[[int], None]:
+        """A gradient formula begins whose ops are not observed. The result is called with the bytes that it needed."""
 
     def backward_op_watched(self, seconds: float) -> None:
         """An op of backward has run; the budget took this long in addition."""
@@ -56,14 +68,14 @@ class BudgetObserver(Protocol):
     def gradient_copied(self, part: Tensor) -> Callable[[float], None]:
         """A gradient is about to be copied. The result is called with the seconds spent, when the copy is freed."""
 
-    def value_owned(self, tensor: Tensor) -> None:
-        """A value was recomputed or fetched."""
+    def value_held(self, tensor: Tensor) -> None:
+        """A value was recomputed or fetched, or `tensor` is a part of its compressed form."""
 
     def unpack_begins(self) -> None:
         """A backward node unpacks a value."""
 
-    def unpack_ends(self, value: Value, live_bytes: int) -> None:
-        """The value is in memory."""
+    def unpack_ends(self, value: Value, save: int, live_bytes: int) -> None:
+        """The value is in memory. `save` is the number of the saved tensor. `live_bytes` as for `op_ran`."""
 
 
 class MemoryBudget:
@@ -83,13 +95,18 @@ class MemoryBudget:
         self.pool = memory.pool
         self.lock = memory.lock
         self.observer = observer
+        self.on_write: Callable[[OpFacts, tuple[Any, ...], dict[str, Any]], None] | None = None
+        """Called before an op of backward that writes to its arguments."""
         self.counts: Counter[str] = Counter()
         self.peak_bytes = 0
+        self.workspace_bytes = 0
+        """Workspace of the op that ran last. Used right after it, in the same thread."""
         pace = memory.pace_of(store) if store is not None else None
         self.offloading: Offloading | None = None
         if store is not None and pace is not None:
             self.offloading = Offloading(store, pace, self.pool, self.counts)
-        self.compression = Compression(chooser, self.ledger, self.counts) if chooser is not None else None
+        self.compression = Compression(chooser, self._hold, self.counts) if chooser is not None else None
+        self._formula: _Formula | None = None
         self._evicting = False
         self._next_early = 0
         self._opened_at = self.pool.clock
@@ -98,6 +115,8 @@ class MemoryBudget:
 
     def before(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], strictly: bool = True) -> Any:
         """Evict until an op can run within the limit. Return a token for `after`."""
+        if self._formula is not None:
+            self.formula_ended()
         if facts.rebinds:
             return None
         self.pool.clock += 1
@@ -108,14 +127,21 @@ class MemoryBudget:
         for a in args:
             kind = type(a)
             if kind is Tensor or kind is Parameter:
-                key.append(a.shape)
                 key.append(a.dtype)
                 try:
+                    key.append(a.shape)
+                    # Also if contiguous: strides of dims of size 1 can decide whether a kernel treats images as
+                    # channels last, and so its workspace.
+                    key.append(a.stride())
                     storage = a.untyped_storage()
-                except (NotImplementedError, RuntimeError):
+                except (NotImplementedError, RuntimeError):  # nested and sparse tensors
+                    key.append(a.numel())
+                    ledger.count(a)
                     continue
                 row = rows.get(storage_key(storage))
                 if row is None or row.nbytes != storage.nbytes():
+                    if a.is_meta:
+                        return None  # no memory
                     ledger.count(a)
             elif kind in _SIMPLE:
                 key.append(a)
@@ -125,12 +151,38 @@ class MemoryBudget:
                 ledger.count_all((a,))
                 key.append(output_sizes.shapes_of((a,)))
         if kwargs:
+            if output_sizes.makes_meta_tensors(kwargs):
+                return None
             key.append(output_sizes.shapes_of(tuple(kwargs.items())))
-        signature = tuple(key)
+        return self._make_room_for(tuple(key), facts, args, kwargs, strictly)
+
+    def _make_room_for(
+        self, signature: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], strictly: bool
+    ) -> Any:
+        """Make room for the results and the workspace of an op. Return the token of `before`."""
         nbytes, certain = output_sizes.output_bytes(signature, facts, args, kwargs)
-        if nbytes:
-            self.make_room(nbytes, facts.name, strictly and certain)  # an estimate is no reason to stop
-        return signature, nbytes, ledger.live_bytes
+        workspaces = self.memory.workspaces
+        workspace_bytes = workspaces.known_bytes(signature)
+        # A generator state is captured before the kernel allocates.
+        capture_bytes = max(0, rng.state_bytes(self.memory.device.type) - nbytes) if facts.seeded else 0
+        room = nbytes + max(workspace_bytes or 0, capture_bytes)
+        if workspace_bytes is None:  # an estimate is no reason to stop
+            self.make_room(room + estimated_bytes(facts, args, nbytes), facts.name, strictly=False)
+        if room:
+            self.make_room(room, facts.name, strictly and certain)
+        if capture_bytes:
+            workspaces.measured(signature, capture_bytes)
+        return signature, nbytes, self.ledger.live_bytes, workspace_bytes is None or not certain
+
+    def call(self, kernel: Callable[[], T], token: Any) -> T:
+        """Call a kernel between `before` and `after`. Measure its workspace if it is not known."""
+        if token is None:
+            return kernel()
+        signature, _, _, is_measured = token
+        workspaces = self.memory.workspaces
+        out = workspaces.measured_call(signature, kernel) if is_measured else kernel()
+        self.workspace_bytes = workspaces.known_bytes(signature) or 0
+        return out
 
     def after(self, out: Any, token: Any) -> None:
         """Count the results of an op."""
@@ -141,21 +193,24 @@ class MemoryBudget:
             ledger.count(out)
         else:
             ledger.count_all(out if isinstance(out, (tuple, list)) else (out,))
-        signature, expected, before = token
+        signature, expected, before, _ = token
         live = ledger.live_bytes
         if live - before > expected:
             output_sizes.correct(signature, live - before)
+        live += self.memory.workspaces.known_bytes(signature) or 0
         if live > self.peak_bytes:
             self.peak_bytes = live
         if self.observer is not None:
-            self.observer.op_ran(live)
+            self.observer.op_ran(live - self._prefetched_bytes())
 
     def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], strictly: bool = True) -> Any:
         """Run an op of backward. Raise only if `strictly`; otherwise exceed the limit if nothing can be evicted."""
         start = time.perf_counter()
+        if facts.writes and self.on_write is not None and facts.writes_now(args):
+            self.on_write(facts, args, kwargs)
         token = self.before(facts, args, kwargs, strictly)
         called = time.perf_counter()
-        out = facts.call(*args, **kwargs)
+        out = self.call(lambda: facts.call(*args, **kwargs), token)
         returned = time.perf_counter()
         self.after(out, token)
         if self.observer is not None:
@@ -163,7 +218,8 @@ class MemoryBudget:
         return out
 
     def count(self, tensor: Tensor) -> None:
-        """Count a tensor that the engine has allocated."""
+        """Count a gradient that a formula has returned."""
+        self.formula_ended()
         self.ledger.count(tensor)
 
     def make_room_to_start(self) -> None:
@@ -175,14 +231,29 @@ class MemoryBudget:
         if live > self.limit_bytes:
             raise BudgetError(
                 f"parameters and data already use {format_bytes(live)}, more than the budget of "
-                f"{format_bytes(self.limit_bytes)}. Use a larger budget, or a smaller model or batch.",
+                f"{format_bytes(self.limit_bytes)}. At least {format_budget(live)} is needed, and more for activations "
+                f"and gradients. {_PLAN_NAMES_A_BUDGET} Or use a smaller model or batch.",
                 budget_bytes=self.limit_bytes,
+                at_least_bytes=live,
             )
 
     def view_ran(self) -> None:
         """Tell the observer of a view op in backward, which allocates nothing."""
         if self.observer is not None:
             self.observer.backward_op_watched(0.0)
+
+    def formula_begins(self, nbytes: int, held: Tensor | None) -> None:
+        """Make room for a gradient formula whose ops are not observed. It needs about `nbytes`, and may hold `held`."""
+        self.make_room(nbytes, "a gradient formula", strictly=False)
+        if self.observer is not None:
+            needed = self.observer.formula_begins(self.ledger.live_bytes - self._prefetched_bytes())
+            self._formula = _Formula(self.memory.device, held, needed, nbytes)
+
+    def formula_ended(self) -> None:
+        """The gradient formula has returned or unpacks another value, if one was running."""
+        formula, self._formula = self._formula, None
+        if formula is not None:
+            formula.next_event()
 
     def gradient_copied(self, part: Tensor) -> Callable[[float], None]:
         """Tell the observer of a gradient copy. The result is called when the copy is freed."""
@@ -205,8 +276,7 @@ class MemoryBudget:
 
     def own(self, value: Value, tensor: Tensor) -> None:
         """Give a recomputed or fetched value its tensor."""
-        if self.observer is not None:
-            self.observer.value_owned(tensor)
+        self._hold(tensor)
         value.own(tensor, evictable=True)
         eviction.recomputed(value)
         residency = residency_of(value)
@@ -217,10 +287,11 @@ class MemoryBudget:
 
     def unpack_begins(self) -> None:
         """Tell the observer that a backward node unpacks a value."""
+        self.formula_ended()
         if self.observer is not None:
             self.observer.unpack_begins()
 
-    def unpack_ends(self, value: Value) -> None:
+    def unpack_ends(self, value: Value, save: int) -> None:
         """Note the position of backward, and prefetch what it will unpack next."""
         residency = value.residency
         if residency is not None:
@@ -230,7 +301,7 @@ class MemoryBudget:
         if self.offloading is not None:
             self.offloading.prefetch_next(self.limit_bytes, self._free_bytes())
         if self.observer is not None:
-            self.observer.unpack_ends(value, self.ledger.live_bytes)
+            self.observer.unpack_ends(value, save, self.ledger.live_bytes - self._prefetched_bytes())
 
     def fetch(self, value: Value) -> bool:
         """Give a value its tensor if it is offloaded or compressed. Return whether it was."""
@@ -247,15 +318,24 @@ class MemoryBudget:
             tensor = self.offloading.fetch(placement) if self.offloading is not None else placement.get()
         if placement.is_compressed or placement.has_failed:
             residency.placement = None
-        self.ledger.count(tensor)
         self.own(value, tensor)
         return True
+
+    def _hold(self, tensor: Tensor) -> None:
+        """Count a tensor that the engine holds for a value."""
+        self.ledger.count(tensor)
+        if self.observer is not None:
+            self.observer.value_held(tensor)
+
+    def _prefetched_bytes(self) -> int:
+        """Return the live bytes of values that were prefetched and not yet fetched. They have no tensor to observe."""
+        return self.offloading.prefetched_bytes() if self.offloading is not None else 0
 
     # -- eviction ------------------------------------------------------------------------------------
 
     def make_room(self, nbytes: int, what: str, strictly: bool = True) -> None:
         """Evict until `nbytes` more fit. `what` names the allocation in the error."""
-        excess = self.ledger.live_bytes + nbytes - self.limit_bytes
+        excess = nbytes - self._free_bytes()
         if self._evicting or excess <= 0:
             if self.can_move and excess > -self.limit_bytes // _START_WRITING and self.pool.clock >= self._next_early:
                 with self.lock:
@@ -277,7 +357,7 @@ class MemoryBudget:
             self._evicting = False
 
     def _free_bytes(self) -> int:
-        return self.limit_bytes - self.ledger.live_bytes
+        return self.limit_bytes - self.limit_bytes // _RESERVE - self.ledger.live_bytes
 
     def _evict(self, nbytes: int) -> None:
         """Evict the cheapest values until `nbytes` are free, and a little more. Wait for writes where needed."""
@@ -377,20 +457,19 @@ class MemoryBudget:
     def _error(self, nbytes: int, what: str) -> BudgetError:
         live = self.ledger.live_bytes
         held = [value for value in self.pool.all() if value.tensor is not None]
-        holders: Counter[str] = Counter()
-        for value in held:
-            holders[str(value.origin)] += value.nbytes
-        ours = sum(holders.values())
-        listed = "".join(f"\n  {format_bytes(size):>12}  {name}" for name, size in holders.most_common(5))
+        ours = sum(value.nbytes for value in held)
+        largest = sorted(held, key=lambda value: -value.nbytes)[:_LISTED_VALUES]
+        listed = "".join(f"\n  {format_bytes(value.nbytes):>10}  {_describe(value)}" for value in largest)
         return BudgetError(
             f"{what} needs {format_bytes(nbytes)}, and {format_bytes(live)} of the budget of "
             f"{format_bytes(self.limit_bytes)} are in use, none of which can be evicted: {format_bytes(live - ours)} "
             f"are parameters, gradients, data and tensors of running code, {format_bytes(ours)} are saved values in use"
             f"{':' + listed if listed else ''}\n"
-            f"Here a budget of {format_bytes(live + nbytes)} would be needed. Use a smaller batch, or a larger budget "
-            "(lowtide.plan(model, batch, budget) names the smallest one for which there is a plan); "
-            'stores=("disk",) can help if much of this is saved values.',
+            f"Here at least {format_budget(live + nbytes)} is needed, and later ops may need more. "
+            f'{_PLAN_NAMES_A_BUDGET} Or use a smaller batch; stores=("disk",) can help if much of this is saved '
+            "values.",
             budget_bytes=self.limit_bytes,
+            at_least_bytes=live + nbytes,
         )
 
     def report(self) -> BudgetReport:
@@ -410,6 +489,46 @@ class MemoryBudget:
             values_decompressed=counts["decompressed"],
             store=self.offloading.store.tier if self.offloading is not None else None,
         )
+
+
+class _Formula:
+    """A gradient formula whose ops are not observed, from its unpack to the next event of backward.
+
+    Its allocations are measured until it frees `held`. If that cannot be seen, the estimate counts.
+    """
+
+    def __init__(
+        self, device: torch.device, held: Tensor | None, needed: Callable[[int], None], estimated_bytes: int
+    ) -> None:
+        self._needed: Callable[[int], None] | None = needed
+        self._estimated_bytes = estimated_bytes
+        self._node = running_node_number()
+        self._probe = PeakProbe(device)
+        self._held = None if held is None else weakref.ref(held, self._returned)
+        if held is not None:
+            self._probe.start()
+
+    def _returned(self, _: Any) -> None:
+        # The probe belongs to the running node.
+        rise = self._probe.stop() if running_node_number() == self._node else None
+        if rise is not None and rise.highest_bytes:  # otherwise the formula may not have begun
+            self._end(rise.highest_bytes)
+
+    def next_event(self) -> None:
+        """Another event of backward begins."""
+        self._held = None  # autograd ends the probe with the node
+        self._end(self._estimated_bytes)
+
+    def _end(self, nbytes: int) -> None:
+        needed, self._needed = self._needed, None
+        if needed is not None:
+            needed(nbytes)
+
+
+def _describe(value: Value) -> str:
+    """Return such as "aten.mm.default in module 'mlp' (op 7): a float32 tensor of shape (8, 64)"."""
+    made_by = "a tensor from outside" if value.origin is None else str(value.origin)
+    return made_by if value.tensor is None else f"{made_by}: {describe(value.tensor)}"
 
 
 def _ignore(seconds: float) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from ...codecs import Chooser
-from ..values.value import Value
+from ..values.value import Tensor, Value
 from ..values.view import flat
 from .eviction import residency_of
-from .ledger import Ledger
 from .placement import codec_workspace, put_by_choice
 
 _MIN_US_PER_BYTE = 5e-4
@@ -18,9 +18,10 @@ _MIN_US_PER_BYTE = 5e-4
 class Compression:
     """The compressed values of one memory budget."""
 
-    def __init__(self, chooser: Chooser, ledger: Ledger, counts: Counter[str]) -> None:
+    def __init__(self, chooser: Chooser, on_hold: Callable[[Tensor], None], counts: Counter[str]) -> None:
+        """Compress with the codecs of `chooser`. `on_hold` is called with each tensor of a compressed form."""
         self.chooser = chooser
-        self.ledger = ledger
+        self.on_hold = on_hold
         self.counts = counts
 
     def us_per_byte(self, value: Value, free_bytes: int, less_than: float) -> float:
@@ -45,7 +46,8 @@ class Compression:
         placement = put_by_choice(self.chooser, flat(value.tensor), _op_name(value))
         if placement is None:  # the measured sample was not like the whole
             return
-        self.ledger.count_all(placement.encoded.parts)
+        for part in placement.encoded.parts:
+            self.on_hold(part)
         self.counts["compressed"] += 1
         self.counts["compressed bytes"] += value.nbytes
         self.counts["compressed to bytes"] += placement.encoded.nbytes

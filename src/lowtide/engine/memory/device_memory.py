@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from typing import Any
 
 import torch
 
@@ -13,32 +14,36 @@ from ...stores import Store
 from ...stores.speed import TransferCosts, measure_store, measure_transfer_costs
 from .eviction import Pace, Pool
 from .ledger import Ledger
+from .workspaces import Workspaces
 
 _RECOUNT_SHARE = 0.005
 """Share of the run time that counting all tensors may take. Doubled: new tensors are found twice as soon."""
 
 
 class DeviceMemory:
-    """Live bytes and evictable values of one device."""
+    """Live bytes, evictable values and the workspace of ops of one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.ledger = Ledger(device)
         self.pool = Pool()
+        self.workspaces = Workspaces(device)
+        self.reproduced: dict[Any, float] = {}
+        """Signatures of ops whose replay gave the same bits, and its kernel time in microseconds."""
         self.lock = threading.RLock()  # scopes evict each other's values
         self._paces: weakref.WeakKeyDictionary[Store, Pace] = weakref.WeakKeyDictionary()
         self._transfer_costs: weakref.WeakKeyDictionary[Store, TransferCosts] = weakref.WeakKeyDictionary()
         self._recount_lock = threading.Lock()
         self._next_recount_s = 0.0
 
-    def recount(self) -> None:
+    def recount(self, *, always: bool = False) -> None:
         """Count all tensors that Python knows, unless that was done recently.
 
         In between, a tensor is counted when an op makes or reads it, when its model runs, or after an optimizer step.
         """
         with self._recount_lock:
             start = time.perf_counter()
-            if start >= self._next_recount_s:
+            if always or start >= self._next_recount_s:
                 self.ledger.count_everything()
                 end = time.perf_counter()
                 self._next_recount_s = end + (end - start) / _RECOUNT_SHARE

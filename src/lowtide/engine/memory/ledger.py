@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
-from ...torch_compat import storage_key
+from ...torch_compat import memory_of, modules_of, own_buffers, own_parameters, storage_key
 
 
-class _Row(weakref.ref[torch.UntypedStorage]):
+class Row(weakref.ref[torch.UntypedStorage]):
+    """A storage and its counted bytes."""
+
     __slots__ = ("key", "nbytes")
     key: int
     nbytes: int
@@ -31,7 +33,7 @@ class Ledger:
         self.device = device
         self.peak_bytes = 0
         self._live = 0
-        self.rows: dict[int, _Row] = {}  # by storage key
+        self.rows: dict[int, Row] = {}  # by storage key
         # A storage may be freed while the lock is held, so its row only queues the bytes to subtract.
         self._freed: deque[int] = deque()
         self._lock = threading.Lock()
@@ -52,24 +54,33 @@ class Ledger:
         return self._live
 
     def count(self, tensor: torch.Tensor) -> None:
-        """Count the storage of `tensor`, unless it is counted already or belongs to another device."""
+        """Count the memory of `tensor`, unless it is counted already or belongs to another device.
+
+        A sparse tensor and a wrapper subclass have several storages. Meta tensors have no memory.
+        """
         try:
             storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # a wrapper without its own memory
-            return
-        key = storage_key(storage)
-        nbytes = storage.nbytes()
-        row = self.rows.get(key)
-        if row is not None and row.nbytes == nbytes:
-            return
+            row = self.rows.get(storage_key(storage))
+            if row is not None and row.nbytes == storage.nbytes():
+                return
+            if type(tensor) is torch.Tensor and storage.data_ptr():  # the common case: a dense tensor with memory
+                self._count_storage(storage, row)
+                return
+        except (NotImplementedError, RuntimeError, ValueError):  # sparse, a wrapper, or an uninitialised parameter
+            pass
+        for storage in memory_of(tensor):
+            self._count_storage(storage, self.rows.get(storage_key(storage)))
+
+    def _count_storage(self, storage: torch.UntypedStorage, row: Row | None) -> None:
         if self.device is not None and storage.device != self.device:
             return
+        nbytes = storage.nbytes()
         with self._lock:
             self._subtract_freed()
             if row is None:
-                row = _Row(storage, self._storage_freed)
-                row.key, row.nbytes = key, 0
-                self.rows[key] = row
+                row = Row(storage, self._storage_freed)
+                row.key, row.nbytes = storage_key(storage), 0
+                self.rows[row.key] = row
             self._live += nbytes - row.nbytes  # new, or resized since
             row.nbytes = nbytes
             if self._live > self.peak_bytes:
@@ -85,24 +96,34 @@ class Ledger:
 
     def count_module(self, module: torch.nn.Module) -> None:
         """Count the parameters, gradients and buffers of a model."""
-        for parameter in module.parameters():
-            self.count(parameter)
-            if parameter.grad is not None:
-                self.count(parameter.grad)
-        for buffer in module.buffers():
-            self.count(buffer)
+        for part in modules_of(module):
+            for parameter in own_parameters(part):
+                self.count(parameter)
+                if parameter.is_leaf and parameter.grad is not None:
+                    self.count(parameter.grad)
+            for buffer in own_buffers(part):
+                self.count(buffer)
 
     def count_everything(self) -> None:
         """Count every tensor that Python knows: parameters, optimizer state, data. Takes tens of milliseconds."""
-        for item in gc.get_objects():
-            if issubclass(type(item), torch.Tensor) and _has_memory(item):
-                self.count(item)
-                try:
-                    gradient = item.grad if item.is_leaf else None
-                except RuntimeError:  # torch refuses to say for some views whose base was modified in place
-                    continue
-                if gradient is not None:
-                    self.count(gradient)
+        self._count_tensors(gc.get_objects())
+
+    def count_recent(self) -> None:
+        """Count the tensors that were made recently: those of the young generations of garbage collection."""
+        for generation in (0, 1):
+            self._count_tensors(gc.get_objects(generation))
+
+    def _count_tensors(self, items: list[Any]) -> None:
+        # `isinstance` would call `__class__` of foreign objects. There are few types, so each is checked once.
+        kinds = {kind for kind in set(map(type, items)) if issubclass(kind, torch.Tensor)}
+        for item in [item for item in items if type(item) in kinds]:
+            self.count(item)
+            try:
+                gradient = item.grad if item.is_leaf else None
+            except RuntimeError:  # torch refuses to say for some views whose base was modified in place
+                continue
+            if gradient is not None:
+                self.count(gradient)
 
     def start_peak(self) -> None:
         """Measure the peak from now on."""
@@ -112,11 +133,3 @@ class Ledger:
         freed = self._freed
         while freed:
             self._live -= freed.popleft()
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """Return False for meta and fake tensors: they have a size but no memory. Compilers leave many of them."""
-    try:
-        return tensor.untyped_storage().device.type != "meta"
-    except (NotImplementedError, RuntimeError):  # a wrapper without its own memory
-        return False

@@ -63,6 +63,10 @@ class Offloading:
         """Return the bytes that are being written."""
         return self.store.stats().in_flight_bytes
 
+    def prefetched_bytes(self) -> int:
+        """Return the bytes that were prefetched and not yet fetched."""
+        return self.store.stats().prefetched_bytes
+
     # -- out ------------------------------------------------------------------------------------------
 
     def write(self, value: Value) -> None:

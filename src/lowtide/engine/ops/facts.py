@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from ..._errors import ArgumentError
-from ...torch_compat import is_op, is_pure, kernel_of, returns_only_views, written_arguments
+from ...torch_compat import (
+    argument_position,
+    is_op,
+    is_pure,
+    kernel_of,
+    returns_only_views,
+    without_hooks,
+    written_arguments,
+)
 
 # Rule 7: these write running statistics (arguments 3 and 4) if argument 5, `training`, is true, and their schemas do
 # not declare it. Their results do not depend on the statistics that they overwrite.
@@ -55,6 +63,8 @@ _COLLECTIVES = {
 _PURE = {"aten", "prims", "torchvision", "torchaudio", "mkldnn", "xformers", "flash_attn"}
 # A quantised tensor has scales besides its storage.
 _QUANTISERS = ("aten.quantize_", "aten._empty_affine_quantized", "aten._make_per_")
+# The kernels of these ops call ops that autocast casts.
+_AUTOCASTS_INSIDE = {"aten._trilinear", "aten.linalg_pinv"}
 # By op: positions of results with bytes that the kernel neither writes nor reads. They differ between calls.
 _PADDED_RESULTS = {"aten.mkldnn_rnn_layer": (3,)}  # oneDNN's workspace
 _allowed: set[str] = set()  # ops and namespaces that the user has allowed, a setting of the process
@@ -64,9 +74,11 @@ class OpFacts:
     """Facts about one op, computed once and read at every call."""
 
     __slots__ = (
+        "autocasts_inside",
         "blank",
         "call",
         "draws_binary",
+        "dropout_position",
         "elementwise",
         "func",
         "name",
@@ -93,6 +105,8 @@ class OpFacts:
         self.name = str(func)
         namespace = self.name.partition(".")[0]
         packet = ".".join(self.name.split(".")[:2])
+        if namespace in _COLLECTIVES:
+            self.call = without_hooks(self.call)
         self.views = returns_only_views(func) or packet in _HIDDEN_VIEWS
         self.writes = written_arguments(func)
         self.statistics = packet in _HIDDEN_STATISTICS or packet in _DECLARED_STATISTICS
@@ -105,15 +119,17 @@ class OpFacts:
         self.elementwise = packet in _ELEMENTWISE
         self.regathers = namespace == "fsdp"
         self.padded = _PADDED_RESULTS.get(packet, ())
+        self.autocasts_inside = packet in _AUTOCASTS_INSIDE
         self.region = False
         self.seeded = torch.Tag.nondeterministic_seeded in func.tags
+        self.dropout_position = argument_position(func, "dropout_p") if self.seeded else None
         self.pinned: str | None = _why_not_replayed(namespace, packet)
         if torch.Tag.maybe_aliasing_or_mutating in func.tags:
             self.pinned = "its schema does not declare what it writes"
         elif torch.Tag.nondeterministic_bitwise in func.tags:
             self.pinned = "torch declares it nondeterministic"
         # The common case: neither writes nor draws, and may be replayed.
-        self.simple = not (self.writes or self.seeded or self.rebinds or self.pinned)
+        self.simple = not (self.writes or self.seeded or self.rebinds or self.pinned or self.autocasts_inside)
         # If its values are kept, they need not be recorded: nothing depends on how they were made.
         self.skippable = not (self.writes or self.rebinds or self.pinned or self.blank or self.regathers)
 
@@ -121,9 +137,10 @@ class OpFacts:
         self.name = str(func)
         self.padded = ()
         self.views = self.statistics = self.blank = self.overwrites = self.rebinds = self.regathers = False
-        self.draws_binary = self.elementwise = False
+        self.draws_binary = self.elementwise = self.autocasts_inside = False
         self.writes = ()
         self.seeded = False
+        self.dropout_position = None
         self.region = self.name == "inductor_compiled_code"
         self.pinned = "a higher-order op may draw random numbers or write its inputs"
         self.simple = self.skippable = False
@@ -131,6 +148,13 @@ class OpFacts:
     def writes_now(self, args: tuple[Any, ...]) -> bool:
         """Return whether this call writes. Batch norms write only in training."""
         return bool(self.writes) and not (self.statistics and len(args) > 5 and args[5] is False)
+
+    def draws_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether this call may draw random numbers. Attention draws only if it has dropout."""
+        if not self.seeded or self.dropout_position is None:
+            return self.seeded
+        position = self.dropout_position
+        return bool(args[position] if position < len(args) else kwargs.get("dropout_p", 0.0))
 
 
 def facts_of_region(func: Any, compiled: Any) -> OpFacts:

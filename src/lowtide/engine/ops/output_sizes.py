@@ -1,7 +1,8 @@
 """Output bytes of an op, predicted before it runs, so that memory can be freed first.
 
 Each op is run once per signature of its arguments on meta tensors, which need no memory. If this fails, because the
-size depends on the content, the size is estimated from the arguments and corrected by the measured size.
+size depends on the content, the size is estimated from the arguments and corrected by the measured size. Elementwise
+ops run once per dtypes on one element, and the size follows from the shapes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...torch_compat import storage_key, without_modes
+from ...torch_compat import nbytes_of, shape_of, storage_key, without_modes
 from .facts import OpFacts
 
 _MAX_SIGNATURES = 100_000  # the table must not grow without limit if shapes never repeat
@@ -26,9 +27,11 @@ def output_bytes(signature: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: 
     """Return the bytes of new storages that this call allocates, and whether they are certain."""
     known = _known.get(signature)
     if known is None:
-        nbytes = _meta_bytes(facts, args, kwargs)
+        nbytes = _elementwise_bytes(facts, args, kwargs)
+        if nbytes is None:
+            nbytes = _meta_bytes(facts, args, kwargs)
         # Without a meta kernel, assume that the outputs are as large as the inputs.
-        guess = _bytes_of(args) + _bytes_of(list(kwargs.values()))
+        guess = bytes_of(args) + bytes_of(list(kwargs.values()))
         known = (guess, False) if nbytes is None else (nbytes, True)
         _store(signature, known)
     return known
@@ -52,7 +55,7 @@ def shapes_of(items: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
     key: list[Any] = []
     for item in items:
         if isinstance(item, torch.Tensor):
-            key.append(item.shape)
+            key.append(shape_of(item))
             key.append(item.dtype)
         elif type(item) is list or type(item) is tuple:
             key.append(shapes_of(item))
@@ -60,6 +63,45 @@ def shapes_of(items: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
             # Other objects could hold tensors, so only their type is used.
             key.append(item if type(item) in _SETTINGS else type(item))
     return tuple(key)
+
+
+def makes_meta_tensors(kwargs: dict[str, Any]) -> bool:
+    """Return whether these keywords ask for results on the meta device, which have no memory."""
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "meta"
+
+
+_item_bytes: dict[Any, int | None] = {}  # cache of facts about elementwise ops: bytes of an element of the result
+
+
+def _elementwise_bytes(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Return the bytes that an elementwise op allocates, or None if it is another op or has unusual arguments."""
+    if kwargs or facts.writes or torch.Tag.pointwise not in getattr(facts.func, "tags", ()):
+        return None
+    key: list[Any] = [id(facts.func)]
+    shapes = []
+    for a in args:
+        if type(a) is torch.Tensor or type(a) is torch.nn.Parameter:
+            if a.layout is not torch.strided or a.is_nested or a.is_meta:
+                return None
+            # Tensors without dimensions take part in type promotion like numbers.
+            key.append((a.dtype, a.dim() > 0))
+            shapes.append(a.shape)
+        elif type(a) in _SETTINGS:
+            key.append(type(a))
+        else:
+            return None
+    if not shapes:
+        return None
+    signature = tuple(key)
+    if signature not in _item_bytes:
+        one = [torch.empty((1,) * min(1, a.dim()), dtype=a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+        _item_bytes[signature] = _meta_bytes(facts, tuple(one), {})
+    item_bytes = _item_bytes[signature]
+    if item_bytes is None:
+        return None
+    count: int = torch.broadcast_shapes(*shapes).numel()  # type: ignore[no-untyped-call]
+    return count * item_bytes
 
 
 def _meta_bytes(facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
@@ -99,11 +141,12 @@ def _shadow(item: Any, shadows: dict[int, torch.Tensor]) -> Any:
     return None if isinstance(item, torch.Generator) else item
 
 
-def _bytes_of(items: Any) -> int:
+def bytes_of(items: Any) -> int:
+    """Return the bytes of all tensors among `items`, also inside lists."""
     total = 0
     for item in items:
         if isinstance(item, torch.Tensor):
-            total += item.numel() * item.itemsize
+            total += nbytes_of(item)
         elif type(item) is list or type(item) is tuple:
-            total += _bytes_of(item)
+            total += bytes_of(item)
     return total

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...torch_compat import shape_of
 from .facts import OpFacts
 
 _RUNS = 3  # the first run of a kernel often includes its set-up
@@ -49,7 +50,10 @@ def _signature(facts: OpFacts, args: tuple[Any, ...]) -> Any:
 
 def _shape(a: Any) -> Any:
     if isinstance(a, torch.Tensor):
-        return a.shape, a.dtype
+        try:
+            return a.shape, a.dtype
+        except RuntimeError:  # a strided nested tensor
+            return shape_of(a), a.dtype
     if isinstance(a, (list, tuple)):
         return tuple(_shape(item) for item in a)
     return None

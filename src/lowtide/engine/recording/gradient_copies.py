@@ -95,7 +95,7 @@ class _Split:
         return hooks
 
     def _copy(self, position: int, view: Tensor, on_copy: OnCopy | None) -> Tensor:
-        if type(view) is not Tensor or view.layout is not torch.strided or view.requires_grad:
+        if type(view) is not Tensor or view.layout is not torch.strided or view.is_nested or view.requires_grad:
             return view
         saved_bytes = view.untyped_storage().nbytes() - view.nbytes
         if view.nbytes < MIN_BYTES or saved_bytes < _MIN_SAVED_SHARE * view.nbytes or not _has_one_dense_layout(view):

@@ -3,10 +3,14 @@
 An in-place op ends one value of a storage and begins the next one. Earlier recipes may still need the old value, which
 is then copied, or recomputed later. The new value can be recomputed if the old one can, or if the op overwrites the
 storage completely.
+
+An op may write a part of a storage, and autograd may have saved another part, as an LSTM cell does with its gates. That
+part is the same in the old and the new value, so its handle moves to the new value.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -14,17 +18,29 @@ import torch
 from ...torch_compat import storage_key
 from ..memory.offload import finish_write
 from ..ops.facts import OpFacts
+from ..values.handles import Handle
 from ..values.recipe import Scratch
 from ..values.replay_context import ReplayContext
 from ..values.storage_table import StorageTable
 from ..values.value import Tensor, Value
-from ..values.view import Ref, copy_of_storage
+from ..values.view import Ref, are_disjoint, copy_of_storage
+
+# References to a value, as `sys.getrefcount` counts them, that are not those of a recipe or handle.
+_ONLY_IN_TABLE = 4
+"""The table, the variables of `is_only_in_table` and of its caller, and the argument of `getrefcount`."""
+_NO_OTHER_USER = 3
+"""The variables of `preserve` and of its caller, and the argument of `getrefcount`. The table holds a source weakly."""
+
+
+def is_only_in_table(value: Value) -> bool:
+    """Return whether no recipe and no handle uses a value that the table holds and that is in one local variable."""
+    return sys.getrefcount(value) <= _ONLY_IN_TABLE
 
 
 class Written:
     """One storage that an op is about to write."""
 
-    __slots__ = ("before", "exclusive", "inside", "replaced", "storage", "target", "tensor")
+    __slots__ = ("before", "exclusive", "inside", "replaced", "spared", "storage", "target", "tensor")
 
     def __init__(
         self,
@@ -33,12 +49,14 @@ class Written:
         replaced: Value | None,
         exclusive: bool,
         inside: bool,
+        spared: tuple[Handle, ...],
     ) -> None:
         self.tensor = tensor
         self.storage = tensor.untyped_storage()
         self.target = target  # the argument that a replay writes; None if the op cannot be replayed
         self.replaced = replaced  # the old value, if the new one can be recomputed
         self.exclusive = exclusive  # no other recipe or handle uses the old value
+        self.spared = spared  # handles on parts of the old value that the op does not write
         self.inside = inside  # the storage was made in this scope
         self.before: Tensor | None = None  # a copy of the old content, for verification
 
@@ -77,7 +95,7 @@ def prepare(
     With `is_kept` the new values are kept, so the op will not be replayed.
     """
     tensors = written_tensors(facts, args, kwargs)
-    writes = tuple(_prepare_one(t, table, context, facts, args, kwargs, is_kept) for t in tensors)
+    writes = tuple(_prepare_one(t, tensors, table, context, facts, args, kwargs, is_kept) for t in tensors)
     if len(writes) > 1 and len({storage_key(w.storage) for w in writes}) < len(writes):
         for w in writes:  # two arguments write one storage: not replayed
             w.target = w.replaced = None
@@ -86,6 +104,7 @@ def prepare(
 
 def _prepare_one(
     tensor: Tensor,
+    tensors: list[Tensor],
     table: StorageTable,
     context: ReplayContext,
     facts: OpFacts,
@@ -97,25 +116,37 @@ def _prepare_one(
     key = storage_key(storage)
     entry = table.get(key)
     value = entry.value() if entry is not None else None
-    exclusive = value is None or value.n_references == 0
+    spared = _spared_handles(value, [t for t in tensors if _key_or_none(t) == key])
+    exclusive = value is None or value.n_references == len(spared)
     inside = key in table.skipped or (value is not None and value.origin is not None)
-    preserve(value, context)
+    preserve(value, table, context, n_spared=len(spared))
     if is_kept:
-        return Written(tensor, None, None, exclusive, inside)
+        return Written(tensor, None, None, exclusive, inside, spared)
     if facts.statistics:
-        return Written(tensor, Scratch(tensor), None, exclusive, inside)
+        return Written(tensor, Scratch(tensor), None, exclusive, inside, spared)
     if facts.overwrites and covers(tensor, storage) and not _reads(storage, facts, args, kwargs):
         replaced = (value or Value(None, storage.nbytes(), None)) if inside else None
-        return Written(tensor, Scratch(tensor), replaced, exclusive, inside)
+        return Written(tensor, Scratch(tensor), replaced, exclusive, inside, spared)
     if value is not None and value.recipe is not None and not value.blank:
         value.refer()
-        return Written(tensor, Ref(value, tensor), value, exclusive, inside)
+        return Written(tensor, Ref(value, tensor), value, exclusive, inside, spared)
     # The old value cannot be recomputed, so the new one cannot either.
-    return Written(tensor, None, None, exclusive, inside)
+    return Written(tensor, None, None, exclusive, inside, spared)
 
 
-def preserve(value: Value | None, context: ReplayContext) -> None:
-    """Protect a value that recipes still need from being overwritten: copy it, or recompute it later."""
+def _spared_handles(value: Value | None, written: list[Tensor]) -> tuple[Handle, ...]:
+    """Return the handles on parts of a value that share no memory with the `written` tensors."""
+    if value is None or value.origin is None or not value.parts:
+        return ()
+    handles = [handle for ref in value.parts if (handle := ref()) is not None and handle.ref.value is value]
+    return tuple(handle for handle in handles if all(are_disjoint(handle.ref, tensor) for tensor in written))
+
+
+def preserve(value: Value | None, table: StorageTable, context: ReplayContext, n_spared: int = 0) -> None:
+    """Protect a value that recipes still need from being overwritten: copy it, or recompute it later.
+
+    `n_spared` handles need only parts of it that are not overwritten.
+    """
     if value is None:
         return
     if value.residency is not None:
@@ -125,6 +156,14 @@ def preserve(value: Value | None, context: ReplayContext) -> None:
     if value.recipe is not None:
         value.release()
         return
+    if n_spared and value.n_references == n_spared:
+        return
+    if value.origin is None and value.key not in table.skipped:
+        _delete_unneeded_readers(value, table, context)
+        if context.observer is not None:
+            context.observer.overwritten(value)
+        if sys.getrefcount(value) <= _NO_OTHER_USER:
+            return
     memory_budget = context.memory_budget
     if memory_budget is not None:
         memory_budget.make_room(value.nbytes, "a copy of a tensor that is about to be overwritten")
@@ -133,6 +172,38 @@ def preserve(value: Value | None, context: ReplayContext) -> None:
         memory_budget.count(copy)
     value.own(copy)
     context.counts.copied(value.nbytes)
+
+
+def _delete_unneeded_readers(source: Value, table: StorageTable, context: ReplayContext) -> None:
+    """Delete the recipes that read `source`, directly or not, if their values are in memory without them.
+
+    These are values that lowtide holds, and values that only user code holds, such as a loss when the optimizer changes
+    the parameters.
+    """
+    for entry in list(table.values()):
+        value = entry.value()
+        if value is None or value.recipe is None or value.blank:
+            continue
+        if value.tensor is None and not is_only_in_table(value):
+            continue
+        if _reads_from(value, source):
+            value.recipe = None  # it is kept if it is needed again
+            if context.observer is not None:
+                context.observer.recipe_deleted(value)
+
+
+def _reads_from(value: Value, source: Value) -> bool:
+    """Return whether a replay of `value` would read `source`."""
+    pending, visited = [value], {id(value)}
+    while pending:
+        recipe = pending.pop().recipe
+        for ref in recipe.refs if recipe is not None else ():
+            if ref.value is source:
+                return True
+            if ref.value.tensor is None and id(ref.value) not in visited:
+                visited.add(id(ref.value))
+                pending.append(ref.value)
+    return False
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

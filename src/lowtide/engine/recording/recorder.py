@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...policies import Decision
-from ...torch_compat import EngineMode, graph_task, never_compile, storage_key, version_of
+from ...torch_compat import EngineMode, graph_task, is_autocast_inside, never_compile, storage_key, version_of
 from ..ops import batch_norm, rng
 from ..ops.facts import FACTS, OpFacts, facts_of, facts_of_region
-from ..values.handles import Handle, Kept
+from ..values.handles import AnyHandle, Handle, Kept
 from ..values.recipe import Recipe, Write
 from ..values.replay_context import ReplayContext
 from ..values.value import UNWATCHED, Origin, Tensor, Value
@@ -52,6 +52,10 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         self.tracker = tracker
         self.verifier = verifier
         self.memory = KnownMemory(context, verifier)
+        self.tracks_saves = False
+        """Whether the owner of this recorder asks which saved tensors wait for backward (`SavedTensors.waiting`)."""
+        self._moved: list[tuple[Written, Value]] = []  # by the latest op
+        self._saves = context.saves
         self._table = self.memory.table
         self._counts = context.counts
         strategy.start(self)
@@ -59,7 +63,8 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
     @property
     def watches_backward(self) -> bool:
         """Whether the ops of a backward pass are watched by this mode (see `backward`)."""
-        return self.strategy.watches_backward
+        strategy = self.strategy
+        return strategy.watches_backward or (strategy.records_double_backward and torch.is_grad_enabled())
 
     @property
     def observer(self) -> Any:
@@ -78,7 +83,11 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if not strategy.observes_ops:
             return facts.call(*args, **kwargs) if facts.views else self._dispatch(func, facts, args, kwargs)
         token = strategy.before_op(facts, args, kwargs)
-        out = facts.call(*args, **kwargs) if facts.views else self._dispatch(func, facts, args, kwargs)
+        try:
+            out = facts.call(*args, **kwargs) if facts.views else self._dispatch(func, facts, args, kwargs)
+        except BaseException:
+            strategy.op_failed(token)
+            raise
         strategy.after_op(facts, out, token)
         return out
 
@@ -86,9 +95,13 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
     def _dispatch(  # noqa: C901, PLR0912
         self, func: Any, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if graph_task() != -1:
-            return self._run_in_backward(facts, args, kwargs)
+        if self._moved:
+            self.hold_moved()
         strategy = self.strategy
+        if self.context.is_replaying or (
+            graph_task() != -1 and not (strategy.records_double_backward and torch.is_grad_enabled())
+        ):
+            return self._run_unrecorded(facts, args, kwargs)
         if facts.name == strategy.skipped_op and facts.skippable:
             out = facts.call(*args, **kwargs)
             if self.memory.skip(out):
@@ -99,28 +112,33 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if not facts.simple:
             if facts.region:
                 return self._run_compiled_region(func, args, kwargs)
-            if facts.seeded and strategy.decision is not KEEP:
+            if facts.seeded and strategy.decision is not KEEP and facts.draws_now(args, kwargs):
                 draw = rng.capture(args, kwargs)
             if facts.rebinds:
                 self.memory.forget(facts, args, kwargs)
                 return facts.call(*args, **kwargs)
             if facts.writes_now(args):
                 if any(self.memory.storage_of(t) is None for t in inplace.written_tensors(facts, args, kwargs)):
+                    self.memory.forget(facts, args, kwargs)
                     return facts.call(*args, **kwargs)
                 is_kept = strategy.decision is KEEP
                 writes = inplace.prepare(self._table, self.context, facts, args, kwargs, is_kept=is_kept)
                 if self.verifier is not None:
-                    self.verifier.before_write(writes)
+                    self.verifier.before_write(facts, args, kwargs, writes)
         cost_us = 0.0
         if strategy.times_ops:
             out, cost_us = strategy.run_timed(facts, args, kwargs)
         else:  # unpacking an empty dict of keywords costs time
             out = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
         if type(out) is Tensor and not writes:
+            storage: torch.UntypedStorage | None
             try:
                 storage = out.untyped_storage()
+                if out.is_nested or not storage.data_ptr():  # raises for zero tensors; meta tensors have no address
+                    storage = self.memory.storage_of(out)
             except (NotImplementedError, RuntimeError):
-                self.memory.storage_of(out)  # counts it as foreign
+                storage = self.memory.storage_of(out)
+            if storage is None:  # foreign, and counted
                 return out
             key = storage_key(storage)
             if key in self._table:
@@ -135,10 +153,12 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         self._record(facts, args, kwargs, out, fresh, draw, writes, cost_us)
         return out
 
-    def _run_in_backward(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op of a backward pass, which is not recorded."""
+    def _run_unrecorded(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op of a replay, or of a backward pass that is not recorded."""
         if facts.writes:
             self.memory.forget(facts, args, kwargs)
+        if self.strategy.times_ops:
+            return self.strategy.run_timed(facts, args, kwargs)[0]
         return facts.call(*args, **kwargs)
 
     def _run_compiled_region(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -187,7 +207,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         op = RecordedOp(number, facts, location, args, kwargs, out, fresh, draw, writes, cost_us)
         strategy = self.strategy
         decision = strategy.decide(op)
-        origin = Origin(number, facts, location)
+        origin = Origin(op.number, facts, location)  # a plan may have skipped ops
         recipe = None
         if decision is not KEEP:
             if facts.statistics and batch_norm.applies(facts, args, kwargs):
@@ -204,6 +224,9 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if recipe is not None and self.verifier is not None:
             self.verifier.check(recipe, args, kwargs, out, writes)
         strategy.recorded(op, recipe)
+        for w in writes:
+            if w.spared:
+                self._move_spared(w)
 
     def _add_values(self, op: RecordedOp, recipe: Recipe) -> None:
         """Add the new storages of an op that can be replayed."""
@@ -213,6 +236,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
             if key in self._table:
                 continue  # an alias of an argument that was unknown before
             value = Value(recipe.origin, storage.nbytes(), recipe)
+            value.key = key
             value.blank = blank
             value.stride = tensor.stride()
             value.recompute_us = op.recompute_us
@@ -227,6 +251,7 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
             made = None
             if recipe is not None and w.replaced is not None:
                 value = Value(origin, w.storage.nbytes(), recipe)
+                value.key = storage_key(w.storage)
                 value.recompute_us = op.recompute_us
                 made = weakref.ref(value)
                 self._table.put(w.storage, value)
@@ -238,6 +263,20 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
                 recorded.append(Write(w.target, made, w.exclusive))
         if recipe is not None:
             recipe.writes = tuple(recorded)
+
+    def _move_spared(self, written: Written) -> None:
+        """Let the handles on parts that an op has not written refer to the new value of the storage."""
+        value = self._table[storage_key(written.storage)].value()
+        assert value is not None
+        for handle in written.spared:
+            handle.move_to(value)
+        self._moved.append((written, value))
+
+    def hold_moved(self) -> None:
+        """Hold the values that handles have moved to. The op that made them has returned, so their version is final."""
+        moved, self._moved = self._moved, []
+        for written, value in moved:
+            self.strategy.moved(written.spared, value, written.tensor, written.storage)
 
     # -- recipes --------------------------------------------------------------------------------------
 
@@ -281,7 +320,10 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
         if origin.facts.pinned:
             self._counts.pin(origin, origin.facts.pinned)
             return False
-        if op.draw is not None and op.bytes_made <= op.draw.state.nbytes:
+        if origin.facts.autocasts_inside and is_autocast_inside():
+            self._counts.pin(origin, "autocast applies inside its kernel, and not in a replay")
+            return False
+        if op.draw is not None and op.bytes_made <= len(op.draw.state):
             return False  # the generator state is larger than the value
         if any(w.target is None for w in op.writes):
             if op.fresh:
@@ -313,32 +355,54 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
                 value = self._table.put_source(tensor, storage)
         elif value.recipe is None or value.blank or self._is_layer_input(value):
             self.hold(value, tensor, storage)
+        elif value.held:
+            self.hold_evictable(value, tensor, storage)
+        try:
+            ref = Ref(value, tensor)
+        except RuntimeError:
+            if not tensor.is_nested:
+                raise
+            raise ForeignArgumentError("it takes a nested tensor, which has no strides") from None
         value.refer()
-        return Ref(value, tensor)
+        return ref
 
     # -- saved tensors --------------------------------------------------------------------------------
 
-    def pack(self, tensor: Tensor) -> Handle | Kept:
+    def pack(self, tensor: Tensor) -> AnyHandle:
         """Return the handle that autograd holds instead of `tensor`."""
-        storage, value = self.memory.lookup(tensor)
-        return self.strategy.save(tensor, storage, value)
+        if self._moved:
+            self.hold_moved()
+        storage, value = (None, None) if tensor.is_nested else self.memory.lookup(tensor)
+        self._saves.count += 1
+        handle = self.strategy.save(tensor, storage, value)
+        if self.tracks_saves:
+            self._saves.add(handle)
+        return handle
 
     def handle(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> Handle | Kept:
         """Return a handle that follows the decision made when the value was recorded."""
         if value is None or storage is None:
             self._counts.saved_from_outside()
-            return Kept(tensor, None)
-        if value.recipe is not None and (value.blank or self._is_layer_input(value)):
-            self.hold(value, tensor, storage)
+            return Kept(tensor, None, self._saves)
+        if value.recipe is not None:
+            self.hold_saved(value, tensor, storage)
         if not value.counted:
             self._counts.saved(value)
         if value.recipe is None:
-            kept = Kept(tensor, value.origin)
+            kept = Kept(tensor, value.origin, self._saves)
             if value.tensor is None:
                 value.alias = weakref.ref(kept.tensor)
             return kept
         value.refer()
         return Handle(Ref(value, tensor), self.context)
+
+    def hold_saved(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
+        """Hold a value that a `Handle` refers to, if the decision made when it was recorded says so."""
+        if value.recipe is None or value.blank or self._is_layer_input(value):
+            if value.tensor is None:
+                self.hold(value, tensor, storage)
+        elif value.held and value.tensor is None:
+            self.hold_evictable(value, tensor, storage)
 
     def hold(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
         """Keep a value from now on, regardless of the decision when it was recorded."""
@@ -361,7 +425,8 @@ class Recorder(EngineMode):  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Forget all storages: the scope has ended."""
-        self._table.clear()
+        self.memory.forget_all()
+        self.context.on_replayed = self.context.observer = None
         self._counts.layers = self.tracker.layers_entered
 
 

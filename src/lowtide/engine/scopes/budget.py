@@ -8,7 +8,7 @@ from types import TracebackType
 import torch
 
 from ..._errors import ArgumentError
-from ..._units import parse_bytes
+from ..._units import parse_budget
 from ...codecs.chooser import shared_chooser
 from ...stores import Store
 from ..memory.budget import MemoryBudget
@@ -26,8 +26,8 @@ class budget:  # noqa: N801  (used like a function: `with budget("2 GiB"):`)
     unless a lossy codec is named. If nothing more can be evicted, `BudgetError` says what uses the memory.
     `lowtide.report().budget` has the peak and the evictions.
 
-    `limit` is in bytes, or a string such as "2 GiB". It counts everything: parameters, gradients, optimizer state,
-    data, activations and temporaries. `stores` may name "disk" or be a `DiskStore(directory)`.
+    `limit` is a string such as "2 GiB", or a number of bytes. It counts everything: parameters, gradients, optimizer
+    state, data, activations and temporaries. `stores` may name "disk" or be a `DiskStore(directory)`.
 
     >>> import torch, lowtide
     >>> x = torch.randn(64, 64, requires_grad=True)
@@ -45,7 +45,7 @@ class budget:  # noqa: N801  (used like a function: `with budget("2 GiB"):`)
         stores: str | Store | Sequence[str | Store] | None = ("device",),
         codecs: str | Sequence[str] | None = "exact",
     ) -> None:
-        self.limit_bytes = parse_bytes(limit)
+        self.limit_bytes = parse_budget(limit)
         self._store = current_runtime().store(stores)
         self._chooser = shared_chooser(codecs)
         self._scope: RecordingScope | None = None

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
-from ..._errors import ArgumentError, NothingToDoError
+from ..._errors import ArgumentError
 from ...policies import ByCallable, Decision, KeepNone, OpInfo, Policy
-from ...torch_compat import tree_leaves
 from .saving import saving
 
 R = TypeVar("R")
@@ -40,22 +39,13 @@ def checkpoint(
     compatibility and have no effect: only the needed kernels are replayed (`use_reentrant`, `early_stop`), random
     numbers are always reproduced (`preserve_rng_state`), and layouts are always checked (`determinism_check`, `debug`).
 
-    Inputs and outputs may be nested containers. Gradients reach inputs, parameters and tensors captured by closure.
-    Raises `NothingToDoError` if the inputs have no tensors and no output requires grad.
+    Inputs and outputs may be any objects. Gradients reach inputs, parameters and tensors captured by closure.
     """
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     policy, around = _from_context_fn(context_fn)
     with saving(policy), around:
-        result = function(*args, **kwargs)
-    if not any(isinstance(a, torch.Tensor) for a in tree_leaves((args, kwargs))) and not any(
-        isinstance(t, torch.Tensor) and t.requires_grad for t in tree_leaves(result)
-    ):
-        raise NothingToDoError(
-            f"checkpoint({getattr(function, '__qualname__', function)!s}) was given no tensors and returned none that "
-            "requires grad, so there is nothing to recompute: pass an input, or call the function directly"
-        )
-    return result
+        return function(*args, **kwargs)
 
 
 def checkpoint_sequential(

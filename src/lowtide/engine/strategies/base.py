@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from ..memory.budget import MemoryBudget
 from ..ops.facts import OpFacts
 from ..ops.timing import timed_call
 from ..recording.recorded_op import RecordedOp
-from ..values.handles import Handle, Kept
+from ..values.handles import AnyHandle, Handle
 from ..values.recipe import Recipe
 from ..values.value import Tensor, Value
 
@@ -36,6 +37,8 @@ class Strategy:
     """Whether the recorder calls `before_op` and `after_op`."""
     watches_backward = False
     """Whether the recorder stays active during a backward pass that starts inside its scope."""
+    records_double_backward = False
+    """Whether ops of a backward pass that creates a graph are recorded."""
     memory_budget: MemoryBudget | None = None
     recorder: Recorder
 
@@ -52,6 +55,9 @@ class Strategy:
 
     def after_op(self, facts: OpFacts, out: Any, token: Any) -> None:
         """Called after each op."""
+
+    def op_failed(self, token: Any) -> None:
+        """Called instead of `after_op` if the op raises."""
 
     def run_timed(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
         """Run an op. Return its result and its cost in microseconds."""
@@ -71,9 +77,19 @@ class Strategy:
         """Move a value that would be kept. Return False to keep it in memory."""
         return False
 
-    def save(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> Handle | Kept:
+    def save(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> AnyHandle:
         """Return the handle for a tensor that autograd saves."""
         return self.recorder.handle(tensor, storage, value)
+
+    def moved(self, handles: Sequence[Handle], value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
+        """Saved tensors are now parts of a newer `value`, which an op has made by writing another part of it."""
+        self.recorder.hold_saved(value, tensor, storage)
+
+    def backward_begins(self) -> None:
+        """A backward pass through the step begins."""
+
+    def backward_ended(self) -> None:
+        """A backward pass through the step has ended without an error."""
 
     def root_called(self, root: torch.nn.Module) -> None:
         """A model is called for the first time in this scope."""

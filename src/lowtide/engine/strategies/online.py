@@ -6,6 +6,7 @@ if there is a store or codec.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from ...policies import Decision, OpInfo, Policy
 from ..memory.budget import MemoryBudget
 from ..ops.facts import OpFacts
 from ..recording.recorded_op import RecordedOp
-from ..values.handles import Handle, Kept
+from ..values.handles import AnyHandle, Handle
 from ..values.value import Tensor, Value
 from ..values.view import Ref
 from .base import Strategy
@@ -46,12 +47,14 @@ class OnlineStrategy(Strategy):
     times_ops = True
     observes_ops = True
     watches_backward = True
+    records_double_backward = True
     memory_budget: MemoryBudget
 
     def __init__(self, memory_budget: MemoryBudget, rule: RuleStrategy | None = None) -> None:
         """Evict within `memory_budget`. Inside a nested `saving` scope, `rule` decides instead."""
         self.memory_budget = memory_budget
         self._rule = rule
+        self._token: Any = None  # of the op that runs
         if rule is not None:
             self.decision = rule.decision  # type: ignore[assignment]
             self.times_ops = rule.times_ops
@@ -63,12 +66,22 @@ class OnlineStrategy(Strategy):
     def start(self, recorder: Any) -> None:
         """The recorder uses this strategy from now on."""
         super().start(recorder)
+        recorder.context.on_replayed = recorder.memory.replayed
         if self._rule is not None:
             self._rule.start(recorder)
 
     def before_op(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make room for the results of an op."""
-        return None if facts.views else self.memory_budget.before(facts, args, kwargs)
+        self._token = None if facts.views else self.memory_budget.before(facts, args, kwargs)
+        return self._token
+
+    def run_timed(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
+        """Run an op. Measure its workspace if it is not known."""
+        return self.measured(lambda: super(OnlineStrategy, self).run_timed(facts, args, kwargs))
+
+    def measured(self, run: Callable[[], tuple[Any, float]]) -> tuple[Any, float]:
+        """Run an op after `before_op`. Measure its workspace if it is not known."""
+        return self.memory_budget.call(run, self._token)
 
     def after_op(self, facts: OpFacts, out: Any, token: Any) -> None:
         """Count the results of an op."""
@@ -78,22 +91,34 @@ class OnlineStrategy(Strategy):
         """Record a recipe, unless a nested rule keeps the value."""
         return Decision.RECOMPUTE if self._rule is None else self._rule.decide(op)
 
-    def save(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> Handle | Kept:
+    def save(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> AnyHandle:
         """Hold a value until it is evicted."""
-        recorder, memory_budget = self.recorder, self.memory_budget
-        if value is None or storage is None or value.blank or self._rule is not None:
+        recorder = self.recorder
+        if value is None or storage is None or not self._may_evict(value):
             return recorder.handle(tensor, storage, value)
-        if value.recipe is None and (value.origin is None or not memory_budget.can_move):
-            return recorder.handle(tensor, storage, value)
+        self._hold(value, tensor, storage)
+        value.refer()
+        return Handle(Ref(value, tensor), recorder.context)
+
+    def moved(self, handles: Sequence[Handle], value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
+        """Hold a newer value until it is evicted."""
+        if self._may_evict(value):
+            self._hold(value, tensor, storage)
+        else:
+            super().moved(handles, value, tensor, storage)
+
+    def _may_evict(self, value: Value) -> bool:
+        if value.blank or self._rule is not None:
+            return False
+        return value.recipe is not None or (value.origin is not None and self.memory_budget.can_move)
+
+    def _hold(self, value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
+        recorder = self.recorder
         if not value.counted:
             recorder.context.counts.saved_evictable(value)
         if value.tensor is None:
             recorder.hold_evictable(value, tensor, storage)
-        memory_budget.admit(value)
-        value.refer()
-        handle = Handle(Ref(value, tensor), recorder.context)
-        recorder.context.handle_created(handle)
-        return handle
+        self.memory_budget.admit(value)
 
     def root_called(self, root: torch.nn.Module) -> None:
         """Count the parameters of a model."""

@@ -104,10 +104,11 @@ class PlannedTransfers:
     def op_done(self, number: int) -> None:
         """An op has run. Wait for the writes that must be finished before the next one."""
         self._last_op = number
-        for ref in self._due.pop(number + 1, ()):
-            placement = ref()
-            if placement is not None:
-                placement.wait_until_written()
+        for due in [due for due in self._due if due <= number + 1]:  # a shorter step leaves out ops
+            for ref in self._due.pop(due):
+                placement = ref()
+                if placement is not None:
+                    placement.wait_until_written()
 
     def fetch(self, value: Value) -> bool:
         """Give a value its tensor if it is offloaded or compressed. Return whether it was."""

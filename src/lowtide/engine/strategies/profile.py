@@ -8,19 +8,19 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ... import records
 from ...policies import Decision, Policy
-from ...torch_compat import graph_task, new_alias, storage_key
+from ...torch_compat import graph_task, new_alias
 from ..memory.budget import MemoryBudget
 from ..ops.facts import OpFacts
 from ..ops.timing import timed
 from ..recording.recorded_op import RecordedOp
-from ..values.handles import Handle, Kept
+from ..values.handles import AnyHandle, Handle
 from ..values.recipe import Recipe
 from ..values.value import Tensor, Value
 from ..values.view import Ref
@@ -42,6 +42,10 @@ class ProfileObserver:
         if not self._is_unpacking:
             self.profile.moment(live_bytes)
 
+    def formula_begins(self, live_bytes: int) -> Callable[[int], None]:
+        """Return a function that records how many bytes the formula needed."""
+        return self.profile.formula_begins(live_bytes)
+
     def backward_op_watched(self, seconds: float) -> None:
         """Subtract the time of the budget from backward."""
         self.profile.watched(seconds)
@@ -50,19 +54,19 @@ class ProfileObserver:
         """Record the effect of a gradient copy."""
         return self.profile.copies(part)
 
-    def value_owned(self, tensor: Tensor) -> None:
-        """Count recomputed memory as the trace's own."""
-        self.profile.recomputed(tensor)
+    def value_held(self, tensor: Tensor) -> None:
+        """Count memory that the engine holds for a value as the trace's own."""
+        self.profile.held(tensor)
 
     def unpack_begins(self) -> None:
         """Start the clock of an unpack."""
         self._unpack_started_s = time.perf_counter()
         self._is_unpacking = True
 
-    def unpack_ends(self, value: Value, live_bytes: int) -> None:
+    def unpack_ends(self, value: Value, save: int, live_bytes: int) -> None:
         """Record an unpack."""
         self._is_unpacking = False
-        self.profile.unpacked(value, self._unpack_started_s, live_bytes)
+        self.profile.unpacked(value, save, self._unpack_started_s, live_bytes)
 
 
 class ProfileStrategy(Strategy):
@@ -71,6 +75,7 @@ class ProfileStrategy(Strategy):
     times_ops = True
     observes_ops = True
     watches_backward = True
+    records_double_backward = True
     memory_budget: MemoryBudget
 
     def __init__(self, online: OnlineStrategy, profile: StepProfile) -> None:
@@ -83,6 +88,8 @@ class ProfileStrategy(Strategy):
         """The recorder uses this strategy from now on."""
         super().start(recorder)
         self._online.start(recorder)
+        recorder.context.observer = self.profile
+        recorder.context.on_replayed = recorder.memory.replayed
 
     def nested(self, policy: Policy) -> Strategy:
         """Return a strategy that decides by the policy and records into the same profile."""
@@ -94,19 +101,20 @@ class ProfileStrategy(Strategy):
 
     def before_op(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stop the clock of the user's code, and make room."""
-        if graph_task() == -1:
+        if self._is_recording():
             self.profile.pause()
         return self._online.before_op(facts, args, kwargs)
 
     def after_op(self, facts: OpFacts, out: Any, token: Any) -> None:
         """Count the results, and start the clock of the user's code."""
         self._online.after_op(facts, out, token)
-        if graph_task() == -1:
+        if self._is_recording():
+            self.profile.returned(out)
             self.profile.resume()
 
     def run_timed(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
         """Run an op. Every call is timed, not only the first ones of a signature."""
-        return timed(facts, args, kwargs)
+        return self._online.measured(lambda: timed(facts, args, kwargs))
 
     def decide(self, op: RecordedOp) -> Decision:
         """Decide as the online strategy does."""
@@ -122,28 +130,25 @@ class ProfileStrategy(Strategy):
                 cost_us = min(cost_us, verifier.replay_us)
             else:
                 replay_us = verifier.replay_us
-        made = [(v, tensor) for _, tensor, _, key in op.fresh if (v := self._value_at(key, op.number)) is not None]
-        written = [(w, v) for w in op.writes if (v := self._value_at(storage_key(w.storage), op.number)) is not None]
+        made, written = self.recorder.memory.made_by(op)
         pinned = op.facts.pinned
         if recipe is None or any(v.recipe is None for v in [*(v for v, _ in made), *(v for _, v in written)]):
             recipe = None
             pinned = pinned or "its values cannot be recomputed"
-        self.profile.op(op, recipe, made, written, pinned, cost_us, replay_us)
+        self.profile.op(
+            op, recipe, made, written, pinned, cost_us, replay_us, workspace_bytes=self.memory_budget.workspace_bytes
+        )
 
-    def _value_at(self, key: int, number: int) -> Value | None:
-        """Return the value of a storage, if op `number` made it."""
-        entry = self.recorder.memory.table.get(key)
-        value = entry.value() if entry is not None else None
-        return value if value is not None and value.origin is not None and value.origin.number == number else None
-
-    def save(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> Handle | Kept:
+    def save(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> AnyHandle:
         """Return a handle, also for values that cannot be recomputed: their unpacks are recorded too."""
         self.profile.pause()
         handle = self._handle(tensor, storage, value)
+        if value is not None and value.origin is not None:
+            self.profile.handle_made(value, handle, self.recorder.context.saves.count - 1)
         self.profile.resume()
         return handle
 
-    def _handle(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> Handle | Kept:
+    def _handle(self, tensor: Tensor, storage: torch.UntypedStorage | None, value: Value | None) -> AnyHandle:
         recorder = self.recorder
         if value is None or storage is None or value.origin is None:
             return self._online.save(tensor, storage, value)
@@ -162,6 +167,26 @@ class ProfileStrategy(Strategy):
         value.refer()
         return Handle(Ref(value, tensor), recorder.context)
 
+    def moved(self, handles: Sequence[Handle], value: Value, tensor: Tensor, storage: torch.UntypedStorage) -> None:
+        """Record that handles refer to a newer value."""
+        self.profile.handles_moved(handles, value)
+        if value.recipe is not None and not value.blank:
+            self._online.moved(handles, value, tensor, storage)
+        else:
+            super().moved(handles, value, tensor, storage)
+
+    def backward_begins(self) -> None:
+        """Add a backward pass to the profile."""
+        self.profile.backward_begins(self.recorder.context.saves.count)
+
+    def backward_ended(self) -> None:
+        """Stop the clock of backward."""
+        self.profile.backward_ended()
+
     def root_called(self, root: torch.nn.Module) -> None:
         """Count the parameters of a model."""
         self._online.root_called(root)
+
+    def _is_recording(self) -> bool:
+        """Return whether ops are recorded now: not those of replays, nor of a backward pass that creates no graph."""
+        return not self.recorder.context.is_replaying and (graph_task() == -1 or torch.is_grad_enabled())

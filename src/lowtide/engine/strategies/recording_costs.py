@@ -19,7 +19,7 @@ import torch
 from ...policies import KeepNone
 from ..recording.module_tracker import ModuleTracker
 from ..recording.recorder import Recorder
-from ..values.handles import Handle, Kept
+from ..values.handles import AnyHandle
 from ..values.replay_context import ReplayContext
 from ..values.scope_counts import ScopeCounts
 from ..values.value import Tensor
@@ -57,9 +57,9 @@ def _measure() -> RecordingCosts:
     policy = KeepNone()
     context = ReplayContext(ScopeCounts(repr(policy)))
     recorder = Recorder(RuleStrategy(policy), context, ModuleTracker(policy, context.add_root))
-    handles: list[Handle | Kept] = []
+    handles: list[AnyHandle] = []
 
-    def pack(tensor: Tensor) -> Handle | Kept:
+    def pack(tensor: Tensor) -> AnyHandle:
         handles.append(recorder.pack(tensor))
         return handles[-1]
 

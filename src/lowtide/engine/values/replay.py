@@ -7,7 +7,7 @@ with every input that has no other user (Rule 4).
 
 from __future__ import annotations
 
-import contextlib
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ def materialize(wanted: Value, context: ReplayContext) -> None:
     )
     now = numerics.current()
     grad_enabled = torch.is_grad_enabled()
+    context.replaying_thread = threading.get_ident()
     try:
         if now == context.settings:
             run(wanted, context)
@@ -43,6 +44,7 @@ def materialize(wanted: Value, context: ReplayContext) -> None:
             with numerics.restored(context.settings, now):
                 run(wanted, context)
     finally:
+        context.replaying_thread = None
         set_grad_enabled(grad_enabled)
 
 
@@ -75,20 +77,31 @@ def _recipe_of(value: Value) -> Recipe:
 
 
 class _Frame:
-    """An op whose inputs are being collected. Holding the tensors protects them from eviction."""
+    """An op whose inputs are being made.
 
-    __slots__ = ("inputs", "missing", "recipe", "transient")
+    Inputs that were made for it cannot be evicted. Those that were in memory before can: in a long chain, one of them
+    for each op would be too much.
+    """
+
+    __slots__ = ("made", "recipe", "transient", "value")
 
     def __init__(self, value: Value, context: ReplayContext, waiting: Counter[Value]) -> None:
+        self.value = value
         self.recipe = _recipe_of(value)
-        self.missing = len(self.recipe.refs)
-        self.inputs: list[Tensor] = []
+        self.made: list[Tensor | None] = []
         self.transient: list[Value] = []  # released after this op
         retention = context.retention
         if retention is not None:
             missing = dict.fromkeys(r.value for r in self.recipe.refs if r.value.tensor is None)
             self.transient = [value for value in missing if retention.is_released(value)]
             waiting.update(self.transient)
+
+    def missing(self) -> Value | None:
+        """Return the last input that is not in memory."""
+        for ref in reversed(self.recipe.refs):
+            if ref.value.tensor is None:
+                return ref.value
+        return None
 
 
 def _materialize_releasing(wanted: Value, context: ReplayContext) -> None:
@@ -100,23 +113,20 @@ def _materialize_releasing(wanted: Value, context: ReplayContext) -> None:
     frames = [_Frame(wanted, context, waiting)]
     while frames:
         frame = frames[-1]
-        refs = frame.recipe.refs
-        while frame.missing:
-            value = refs[frame.missing - 1].value
-            tensor = value.tensor
-            if tensor is None:
-                if transfers is not None and transfers.fetch(value):
-                    continue
-                frames.append(_Frame(value, context, waiting))
-                break
-            frame.inputs.append(tensor)
-            frame.missing -= 1
-        else:
+        value = frame.missing()
+        if value is None:
             retention = context.retention
+            frame.made = [ref.value.tensor for ref in frame.recipe.refs]  # now all of them are needed
             _run(frame.recipe, context, () if retention is None else _spare(frame, waiting, retention))
             frames.pop()
             if retention is not None:
                 _release_transients(frame, waiting, wanted, retention)
+            if frames:
+                frames[-1].made.append(frame.value.tensor)
+        elif transfers is not None and transfers.fetch(value):
+            frame.made.append(value.tensor)
+        else:
+            frames.append(_Frame(value, context, waiting))
 
 
 def _spare(frame: _Frame, waiting: Counter[Value], retention: Retention) -> Collection[Value]:
@@ -162,7 +172,10 @@ def _run(recipe: Recipe, context: ReplayContext, spare: Collection[Value] = ()) 
 def _run_in_place(recipe: Recipe, context: ReplayContext, spare: Collection[Value]) -> Any:
     """Replay an op that writes, on memory that it may overwrite (Rules 6 and 7)."""
     private: dict[int, Tensor] = {}
-    is_retained = context.retention is None or recipe.origin.number not in context.retention.released_ops
+    number, retention, drops = recipe.origin.number, context.retention, context.drops
+    is_retained = retention is None or number not in retention.released_ops
+    if drops is not None and drops.keeps_recipe_of(number):
+        is_retained = False  # this recipe will be replayed again, and then needs the input again
     taken: list[Value] = []
     for write in recipe.writes:
         over = write.target.value if write.exclusive and isinstance(write.target, Ref) else None
@@ -193,7 +206,11 @@ def _call(recipe: Recipe, args: list[Any], private: dict[int, Tensor] | None, co
     named = {}
     if kwargs is not None:
         named = dict(zip(kwargs, _arguments(kwargs.values(), recipe, context, private), strict=True))
-    with contextlib.nullcontext() if recipe.draw is None else rng.replaying(recipe.draw):
+    if recipe.draw is None:
+        return call(*args, **named)
+    if context.memory_budget is not None:
+        context.memory_budget.make_room(len(recipe.draw.state), "a generator state", strictly=False)
+    with rng.replaying(recipe.draw):
         return call(*args, **named)
 
 
@@ -249,9 +266,13 @@ def _accept(value: Value, tensor: Tensor, recipe: Recipe, context: ReplayContext
 def _own(value: Value, tensor: Tensor, context: ReplayContext) -> None:
     if context.memory_budget is not None:
         context.memory_budget.own(value, tensor)
+    elif context.drops is not None:
+        value.own(tensor, evictable=context.drops.keeps_recipe(value))
     else:
         retention = context.retention
         value.own(tensor, evictable=retention is not None and retention.is_released(value))
+    if context.on_replayed is not None:
+        context.on_replayed(value, tensor)
 
 
 def stale_error(value: Value, why: str, need: str, context: ReplayContext) -> StaleSourceError:

@@ -16,11 +16,15 @@ from ...records.budget_report import BudgetReport
 from ...records.scope_report import ScopeReport
 from ...torch_compat import storage_key
 from ..ops import numerics
+from .saved_tensors import SavedTensors
 from .scope_counts import ScopeCounts
 from .value import Tensor, Value, describe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .retention import Retention
+    from .stage_drops import StageDrops
 
 
 class Transfers(Protocol):
@@ -40,8 +44,8 @@ class BudgetForReplay(Transfers, Protocol):
     def unpack_begins(self) -> None:
         """Called before a backward node unpacks a value."""
 
-    def unpack_ends(self, value: Value) -> None:
-        """Called when the value is in memory."""
+    def unpack_ends(self, value: Value, save: int) -> None:
+        """Called when the value is in memory. `save` is the number of the saved tensor."""
 
     def make_room(self, nbytes: int, what: str, strictly: bool = True) -> None:
         """Evict until `nbytes` more fit."""
@@ -56,18 +60,34 @@ class BudgetForReplay(Transfers, Protocol):
         """Return the counts so far."""
 
 
+class WriteObserver(Protocol):
+    """Listens to writes that end what recipes can read: a profile of the step."""
+
+    def overwritten(self, source: Value) -> None:
+        """A source is about to be overwritten."""
+
+    def recipe_deleted(self, value: Value) -> None:
+        """A value cannot be recomputed from now on."""
+
+
 class ReplayContext:
     """State shared by the handles of one scope."""
 
     def __init__(self, counts: ScopeCounts, memory_budget: BudgetForReplay | None = None) -> None:
         self.counts = counts
+        self.saves = SavedTensors()
         self.settings = numerics.current()
         self.memory_budget: BudgetForReplay | None = None
         # Backward may unpack from several threads, one per device.
         self.lock = threading.RLock()
         self.transfers: Transfers | None = None
         self.retention: Retention | None = None
-        self._first_handle: weakref.ref[object] | None = None
+        self.drops: StageDrops | None = None
+        self.observer: WriteObserver | None = None
+        self.on_replayed: Callable[[Value, Tensor], None] | None = None
+        """Called with a value and the tensor that a replay has made for it."""
+        self.replaying_thread: int | None = None
+        """The thread that is replaying. It holds the lock."""
         self._roots: list[weakref.ref[torch.nn.Module]] = []
         if memory_budget is not None:
             self.use_budget(memory_budget)
@@ -77,14 +97,10 @@ class ReplayContext:
         self.memory_budget = memory_budget
         self.lock = memory_budget.lock
 
-    def handle_created(self, handle: object) -> None:
-        """Remember the first handle of the scope."""
-        if self._first_handle is None:
-            self._first_handle = weakref.ref(handle)
-
-    def has_handles(self) -> bool:
-        """Return whether autograd still holds the first handle of this scope."""
-        return self._first_handle is not None and self._first_handle() is not None
+    @property
+    def is_replaying(self) -> bool:
+        """Whether this thread is replaying. The ops of replays are not recorded."""
+        return self.replaying_thread is not None and self.replaying_thread == threading.get_ident()
 
     def add_root(self, root: torch.nn.Module) -> None:
         """Remember a model, so that errors can name its parameters."""

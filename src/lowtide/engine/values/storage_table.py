@@ -65,5 +65,6 @@ class StorageTable(dict[int, StorageEntry]):
         """Add the present content of `tensor` as a source: held from now on, never recomputed."""
         value = Value(None, storage.nbytes(), None)
         value.hold(tensor, storage)
+        value.key = storage_key(storage)
         self.put(storage, value)
         return value

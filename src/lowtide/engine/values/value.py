@@ -1,6 +1,6 @@
 """Values: the content of one storage at one version (Rule 3).
 
-A value has a tensor, a recipe that recomputes it, or both. A value never refers to its users. Lifetimes are plain
+A value has a tensor, a recipe that recomputes it, or both. A value never holds its users. Lifetimes are plain
 references (Rule 4): handle -> value -> recipe -> references -> values.
 """
 
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ...torch_compat import version_of, watched_alias
+from ...torch_compat import shape_of, version_of, watched_alias
 from ..ops.facts import OpFacts
 
 if TYPE_CHECKING:
     from ..memory.eviction import Residency
+    from .handles import Handle
     from .recipe import Recipe
 
 Tensor = torch.Tensor
@@ -59,9 +60,12 @@ class Value:
         "alias",
         "blank",
         "counted",
+        "held",
+        "key",
         "n_references",
         "nbytes",
         "origin",
+        "parts",
         "recipe",
         "recompute_us",
         "residency",
@@ -80,9 +84,12 @@ class Value:
         self.n_references = 0  # recipes and handles that ever referred to it
         self.blank = False  # Rule 9: no recorded op has written it
         self.counted = False
+        self.key = 0  # of the storage that it was first seen in, if it is a source or has a recipe
+        self.held = False  # a plan holds it in memory from its first use on, and keeps its recipe
         self.alias: weakref.ref[Tensor] | None = None  # a tensor that autograd saved; held instead of a new alias
         self.recompute_us = 0.0
         self.stride: tuple[int, ...] | None = None
+        self.parts: list[weakref.ref[Handle]] | None = None  # handles on a part of the storage
         self.residency: Residency | None = None  # only for values that may be evicted or moved
 
     def hold(self, tensor: Tensor, storage: torch.UntypedStorage, *, evictable: bool = False) -> None:
@@ -143,4 +150,4 @@ def version_or_unwatched(tensor: Tensor) -> int:
 
 def describe(tensor: Tensor) -> str:
     """Describe a tensor for error messages: 'a float32 tensor of shape (3, 4)'."""
-    return f"a {str(tensor.dtype).removeprefix('torch.')} tensor of shape {tuple(tensor.shape)}"
+    return f"a {str(tensor.dtype).removeprefix('torch.')} tensor of shape {shape_of(tensor)}"

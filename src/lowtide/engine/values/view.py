@@ -23,6 +23,11 @@ class Ref:
         self.neg = tensor.is_neg()
         self.conj = dtype.is_complex and tensor.is_conj()
 
+    @property
+    def is_part(self) -> bool:
+        """Whether this view leaves out some of the value's memory."""
+        return self.size.numel() * self.dtype.itemsize < self.value.nbytes
+
     def is_whole(self, base: Tensor) -> bool:
         """Return whether this view has the geometry of `base`."""
         return (
@@ -66,9 +71,10 @@ def view_of(
             "a view of a quantised tensor cannot be made from its bytes: keep the ops that use it"
         )
     storage = base.untyped_storage()
-    last = offset - 1 if 0 in size else offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    if (last + 1) * dtype.itemsize > storage.nbytes():
-        raise _does_not_fit(size, stride, offset, storage.nbytes())
+    if 0 not in size:  # an empty view may have any offset
+        last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        if (last + 1) * dtype.itemsize > storage.nbytes():
+            raise _does_not_fit(size, stride, offset, storage.nbytes())
     return torch.empty(0, dtype=dtype, device=base.device).set_(storage, offset, size, stride)
 
 
@@ -79,6 +85,45 @@ def _does_not_fit(
         f"a view of {tuple(size)} with strides {stride} at offset {offset} does not fit into {nbytes} bytes: its "
         f"storage was freed or replaced since forward"
     )
+
+
+def are_disjoint(ref: Ref, tensor: Tensor) -> bool:
+    """Return whether a view shares no element with `tensor`, a view of the same storage. False if it is not known.
+
+    The strides of both views, from large to small, are the weights of the digits of an offset. If no digit of a view
+    carries, its elements are a box in the digits, and two boxes are disjoint if they are in one digit.
+    """
+    if ref.dtype.itemsize != tensor.itemsize:
+        return False
+    steps = {1, *_steps(ref.size, ref.stride), *_steps(tensor.size(), tensor.stride())}
+    weights = sorted(steps - {0}, reverse=True)
+    one = _box(ref.size, ref.stride, int(ref.offset), weights)
+    other = _box(tensor.size(), tensor.stride(), int(tensor.storage_offset()), weights)
+    if one is None or other is None:
+        return False
+    return any(a.stop <= b.start or b.stop <= a.start for a, b in zip(one, other, strict=True))
+
+
+def _steps(size: torch.Size, stride: tuple[int, ...]) -> list[int]:
+    return [step for n, step in zip(size, stride, strict=True) if n > 1]
+
+
+def _box(size: torch.Size, stride: tuple[int, ...], offset: int, weights: list[int]) -> list[range] | None:
+    """Return the digits of a view's elements by weight. None: a digit carries, or elements overlap."""
+    steps = _steps(size, stride)
+    if 0 in size or 0 in steps or len(set(steps)) < len(steps):
+        return None
+    counts = {step: n for n, step in zip(size, stride, strict=True) if n > 1}
+    box = []
+    limit = None
+    for weight in weights:
+        first, offset = divmod(offset, weight)
+        digits = range(first, first + counts.get(weight, 1))
+        if limit is not None and digits.stop * weight > limit:
+            return None
+        box.append(digits)
+        limit = weight
+    return box
 
 
 def flat(tensor: Tensor) -> Tensor:
