@@ -5,6 +5,7 @@ A `Trace` comes in, a `Plan` goes out. Every plan is judged by the simulator.
     solve             runs the searches in a fixed order
     problem           a trace as lists by op, value and unpack
     summary           descriptions of decisions, for plans and errors
+    refusal           the error for a budget that no plan meets
 
     simulator         peak and time of decisions
       backward        backward, unpack by unpack
@@ -38,9 +39,10 @@ from ..records.plan import PLAN_VERSION, ModuleSummary, PinnedOp, Plan
 from .baselines import BASELINES, knapsack
 from .bounds import Bound, lower_bound
 from .problem import Problem
+from .refusal import plan_or_name_budget
 from .simulator import PeakAt, Simulation, Simulator, simulate
 from .smallest import smallest
-from .solve import Effort, solve
+from .solve import Effort, is_feasible, solve
 
 __all__ = [
     "BASELINES",
@@ -56,8 +58,10 @@ __all__ = [
     "Problem",
     "Simulation",
     "Simulator",
+    "is_feasible",
     "knapsack",
     "lower_bound",
+    "plan_or_name_budget",
     "simulate",
     "smallest",
     "solve",

@@ -9,8 +9,8 @@ B2. Start. Kept values with a user are in memory, unless they are offloaded. A r
     needs one of its outputs.
 B3. Unpack. A value in memory is returned. An offloaded value is fetched (B8) or decompressed (B9). Any other value is
     replayed: first, by the same rule, the inputs that are missing, the last one first, then its op.
-B4. Replay. A replay stores those outputs that have a user and are not in memory. All other outputs are scratch: they
-    are live only during the replay.
+B4. Replay. A replay stores those outputs that have a user and are not in memory. All other outputs and the workspace
+    of the kernel (`Op.workspace_bytes`) are scratch: they are live only during the replay.
 B5. Retain. Unless its op is released, a recomputed op is replayed at most once: its recipe is deleted after the
     replay, and its outputs stay until they lose their last user (B1).
 B6. Release. A released op keeps its recipe. An output of it is freed after the replay; if other replays of the same
@@ -61,7 +61,7 @@ class BackwardListener(Protocol):
         """The compressed form of a value was freed."""
 
     def replayed(self, unpack: int, op: int, scratch_bytes: int) -> None:
-        """An op was replayed for an unpack. Its scratch and the inputs to be freed are still live."""
+        """An op was replayed for an unpack. Its scratch (B4) and the inputs to be freed are still live."""
 
     def unpacked(self, unpack: int) -> None:
         """An unpack is complete; the backward node runs next."""
@@ -276,6 +276,7 @@ class Backward:
         scratch_bytes = self._write_in_place(op, stored)
         written = {write.new for write in problem.writes[op]}
         scratch_bytes += sum(problem.nbytes[v] for v in problem.outputs[op] if v not in stored and v not in written)
+        scratch_bytes += problem.workspace_bytes[op]
         for v in stored:
             self._resident[v] = True
             self._live += problem.nbytes[v]

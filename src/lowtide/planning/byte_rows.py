@@ -79,6 +79,8 @@ class _UnpackRow:
                 self._add_input(v, done)
             for v in problem.outputs[j]:
                 self._count(done, v)
+            if problem.workspace_bytes[j] and self._first_unpack[j] == self._k:
+                self.replay_terms.append((done, problem.workspace_bytes[j] / model.byte_unit))
 
     def _add_fetched_values(self) -> None:
         problem, model = self._problem, self._model

@@ -43,6 +43,7 @@ class Problem:
             (op.time_s if op.replay_s is None else op.replay_s) + trace.replay_overhead_s for op in trace.ops
         ]
         """By op: time of one replay, kernel and overhead."""
+        self.workspace_bytes = [op.workspace_bytes for op in trace.ops]
         self.outputs = [list(op.outputs) for op in trace.ops]
         self.writes = [[w for w in op.writes if w.old is None or self.producer[w.old] >= 0] for op in trace.ops]
         self.overwritten_producers = [

@@ -8,6 +8,9 @@ same plan on any machine.
    improved (`improve`).
 3. If no plan fits, the simple scheme with the smallest peak (`smallest`), repaired and improved.
 4. Simulated annealing (`annealing`), if the best plan is far above the lower bound (`bounds`).
+
+A step with several forward or backward passes is planned by `timeline` instead, without offloading, compression and
+gradient copies.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .._errors import ArgumentError, BudgetError
-from .._units import format_bytes
 from ..records import Trace
 from ..records.codec_cost import CodecCost
 from ..records.link import Link
@@ -28,18 +30,18 @@ from .bounds import Bound, lower_bound
 from .candidate import Candidate, judge_decisions
 from .improve import improve
 from .problem import Problem
+from .refusal import no_plan_error
 from .repair import repair
 from .simulator import Simulator, simulate
 from .smallest import smallest
-from .summary import describe_holders, describe_place, summarise_modules, summarise_pinned
+from .summary import describe_place, summarise_modules, summarise_pinned
 from .tied_milp import solve_tied_milp
+from .timeline.step_solve import solve_timeline
 
 _GOOD_ENOUGH, _GOOD_ENOUGH_EXTRA = 0.005, 0.03
 """Share of a plain step, or of the extra time in the bound, above the bound at which the MILP stops."""
 _ANNEAL_ABOVE = 0.03
 """Share of a plain step above the bound from which annealing runs. Doubled: less time, plans up to 3 % slower."""
-_BUDGET_MARGIN = 200
-"""A budget error names the smallest budget plus 1/200: the next profile of the step may differ by a few bytes."""
 _log = logging.getLogger("lowtide")
 
 
@@ -82,10 +84,19 @@ def solve(
     report = progress if progress is not None else _ignore
     started = time.monotonic()
     deadline = started + deadline_s
+    target_bytes = max(1, budget_bytes - leave_free_bytes)
+    if not trace.is_single_pass:
+        return solve_timeline(
+            trace,
+            budget_bytes,
+            target_bytes=target_bytes,
+            deadline=deadline,
+            max_nodes=effort.milp_nodes,
+            report=report,
+        )
     without_copies = Simulator(Problem(trace.without_copies(), link, codec_costs))
     plain = judge_decisions(without_copies, without_copies.problem.keep_all(), solver="keep all")
     assert plain is not None  # keeping everything replays nothing
-    target_bytes = max(1, budget_bytes - leave_free_bytes)
     if plain.peak_bytes <= target_bytes:
         report("everything fits: nothing to recompute")
         bound = Bound(trace.step_s, infeasible=False)
@@ -113,6 +124,38 @@ def solve(
     return _plan(simulator, best, plain, bound, budget_bytes, started)
 
 
+def is_feasible(
+    trace: Trace,
+    budget_bytes: int,
+    *,
+    link: Link | None = None,
+    codec_costs: Sequence[CodecCost] = (),
+    deadline_s: float = 60.0,
+    effort: Effort | None = None,
+) -> bool:
+    """Return whether `solve` finds a plan, with less work: any plan that fits is enough."""
+    deadline = time.monotonic() + deadline_s
+    if not trace.is_single_pass:
+        try:
+            solve(trace, budget_bytes, deadline_s=deadline_s, effort=effort)
+        except BudgetError:
+            return False
+        return True
+    plain = Simulator(Problem(trace.without_copies(), link, codec_costs))
+    if plain.run(plain.problem.keep_all()).peak_bytes <= budget_bytes:
+        return True
+    simulator = Simulator(Problem(trace, link, codec_costs))
+    start = smallest(simulator, limit_bytes=budget_bytes)
+    if start.peak_bytes <= budget_bytes:
+        return True
+    bound = lower_bound(simulator.problem, budget_bytes, deadline=deadline)
+    if bound.infeasible:
+        return False
+    if repair(simulator, start, budget_bytes, deadline=deadline) is not None:
+        return True
+    return _milp_plan(simulator, budget_bytes, bound, effort or Effort(), deadline, _ignore) is not None
+
+
 def _first_plan(
     simulator: Simulator, target_bytes: int, budget_bytes: int, effort: Effort, deadline: float, report: Progress
 ) -> tuple[Candidate, Bound, int]:
@@ -132,7 +175,7 @@ def _first_plan(
     fits = start.peak_bytes <= budget_bytes
     fitting = start if fits else repair(simulator, start, budget_bytes, deadline=deadline)
     if fitting is None:
-        raise _budget_error(simulator, start, budget_bytes)
+        raise no_plan_error(simulator, start, budget_bytes)
     return improve(simulator, fitting, budget_bytes, deadline=deadline), bound, budget_bytes
 
 
@@ -216,7 +259,7 @@ def _plan(
         solver=best.solver,
         solve_s=time.monotonic() - started,
         replayed_ops=simulation.replayed_ops,
-        pinned=summarise_pinned(problem),
+        pinned=summarise_pinned(problem.trace),
         modules=summarise_modules(simulator, best),
         fingerprint=problem.trace.fingerprint,
         op_names=tuple(op.name for op in problem.trace.ops),
@@ -228,27 +271,6 @@ def _plan(
         link=problem.link,
         codec_costs=problem.codec_costs,
         store_wait_s=simulation.store_wait_s,
-    )
-
-
-def _budget_error(simulator: Simulator, start: Candidate, budget_bytes: int) -> BudgetError:
-    """Return the error for a budget that no plan meets. `start` has the smallest known peak."""
-    problem, peak_at = simulator.problem, start.simulation.peak_at
-    events = problem.trace.ops if peak_at.phase == "forward" else problem.trace.unpacks
-    other_bytes = events[peak_at.index].other_bytes
-    holders = "; ".join(describe_holders(simulator, start)) or "none"
-    pinned = sum(problem.pinned)
-    smallest_bytes = max(start.peak_bytes + start.peak_bytes // _BUDGET_MARGIN, budget_bytes + 1)
-    return BudgetError(
-        f"a budget of {format_bytes(budget_bytes)} cannot be met: the smallest that works is "
-        f"{format_bytes(smallest_bytes)} ({smallest_bytes} bytes). The peak is then "
-        f"{describe_place(problem, peak_at)}: {format_bytes(other_bytes)} are parameters, gradients, batch and "
-        f"temporaries, and the largest values are {holders}. What helps: a smaller batch or shorter sequences, "
-        "splitting the largest op (for example computing the loss in chunks)"
-        + ("" if problem.link is not None else ', offloading values to a disk (stores=("disk",))')
-        + (f", or allowing lowtide to recompute the {pinned} pinned ops." if pinned else "."),
-        budget_bytes=budget_bytes,
-        smallest_bytes=smallest_bytes,
     )
 
 

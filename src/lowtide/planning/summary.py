@@ -1,4 +1,4 @@
-"""Text and totals for plans: the place of the peak, its largest holders, bytes and time by module pattern."""
+"""Text and totals for plans: the place of the peak, bytes and time by module pattern."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from .._units import format_bytes
+from ..records import Trace
 from ..records.plan import ModuleSummary, PinnedOp
 from .candidate import Candidate
 from .problem import Problem
@@ -28,27 +28,6 @@ def describe_place(problem: Problem, at: PeakAt) -> str:
             return f"in backward, at unpack {at.index}"
         producer = problem.producer[problem.unpack_value[min(near, key=lambda k: abs(k - at.index))]]
     return f"in backward, when it unpacks the output of {_op_name(problem, producer)}"
-
-
-def describe_holders(simulator: Simulator, candidate: Candidate, count: int = 5) -> list[str]:
-    """Return the largest holders of memory at the peak, such as "12 × aten.mm.default of h.*.mlp: 1.00 GiB"."""
-    problem = simulator.problem
-    nbytes: Counter[str] = Counter()
-    values: Counter[str] = Counter()
-    simulation = candidate.simulation
-    holders = simulator.holders(
-        candidate.keep,
-        candidate.released,
-        simulation.peak_at,
-        simulation.written_before,
-        simulation.prefetch_after,
-    )
-    for v in holders:
-        op = problem.trace.ops[problem.producer[v]]
-        name = op.name + (f" of {module_pattern(op.module)}" if op.module else "")
-        nbytes[name] += problem.nbytes[v]
-        values[name] += 1
-    return [f"{values[name]} × {name}: {format_bytes(size)}" for name, size in nbytes.most_common(count)]
 
 
 def module_pattern(module: str) -> str:
@@ -89,10 +68,10 @@ def summarise_modules(simulator: Simulator, candidate: Candidate) -> tuple[Modul
     )
 
 
-def summarise_pinned(problem: Problem) -> tuple[PinnedOp, ...]:
+def summarise_pinned(trace: Trace) -> tuple[PinnedOp, ...]:
     """Return the pinned ops, counted by name, module pattern and reason."""
     pinned: Iterable[tuple[str, str, str]] = (
-        (op.name, module_pattern(op.module), op.pinned) for op in problem.trace.ops if op.pinned is not None
+        (op.name, module_pattern(op.module), op.pinned) for op in trace.ops if op.pinned is not None
     )
     return tuple(PinnedOp(name, module, why, count) for (name, module, why), count in Counter(pinned).items())
 

@@ -175,6 +175,7 @@ class _Run:
             return False
         released = self.state & tables.released_bit[op]
         stored, scratch_bytes = ([v], 0) if tables.has_one_output[op] else self.select_outputs(op, not released)
+        scratch_bytes += tables.problem.workspace_bytes[op]  # B4
         for output in stored:
             self.state |= resident_bit[output]
             self.live += nbytes[output]
@@ -189,7 +190,7 @@ class _Run:
         return True
 
     def select_outputs(self, op: int, retained: bool) -> tuple[list[int], int]:
-        """Return the outputs that a replay stores (B4) and its scratch bytes. Free the inputs that it overwrites."""
+        """Return the outputs that a replay stores and the bytes of the others (B4). Free inputs that it overwrites."""
         tables, layout, nbytes = self.tables, self.tables.layout, self.tables.layout.nbytes
         resident_bit, outputs, written = tables.resident_bit, layout.outputs[op], tables.written[op]
         self.depends_on |= layout.output_bits[op]
