@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         LowtideWarning as LowtideWarning,
         MissingCheckpointError as MissingCheckpointError,
         MissingPackageError as MissingPackageError,
-        NothingToDoError as NothingToDoError,
         ReplayMismatchError as ReplayMismatchError,
         ScheduleError as ScheduleError,
         StaleSourceError as StaleSourceError,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from .engine.scopes.checkpoint import checkpoint as checkpoint, checkpoint_sequential as checkpoint_sequential
     from .engine.scopes.saving import saving as saving
     from .fitting.fit import fit as fit, report as report, unfit as unfit
+    from .fitting.longest import longest as longest
     from .fitting.plan import frontier as frontier, plan as plan
     from .planning import Plan as Plan
     from .policies import (
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Segments as Segments,
         Selective as Selective,
     )
+    from .reporting.longest_size import LongestSize as LongestSize
     from .reporting.report import Report as Report
 
 __version__ = "0.1.0"
@@ -57,7 +58,6 @@ _MODULES = {
     "LowtideWarning": "_errors",
     "MissingCheckpointError": "_errors",
     "MissingPackageError": "_errors",
-    "NothingToDoError": "_errors",
     "ReplayMismatchError": "_errors",
     "ScheduleError": "_errors",
     "StaleSourceError": "_errors",
@@ -66,6 +66,8 @@ _MODULES = {
     "allow_replay": "engine.ops.facts",
     "fit": "fitting.fit",
     "frontier": "fitting.plan",
+    "longest": "fitting.longest",
+    "LongestSize": "reporting.longest_size",
     "plan": "fitting.plan",
     "Plan": "planning",
     "Report": "reporting.report",

@@ -8,6 +8,7 @@ its state dict.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar, overload
@@ -15,9 +16,10 @@ from typing import TypeVar, overload
 import torch
 from torch import nn
 
-from .._errors import ArgumentError
-from .._units import parse_bytes
+from .._errors import ArgumentError, LowtideWarning
+from .._units import parse_budget
 from ..codecs.chooser import shared_chooser
+from ..codecs.costs import measure_codec_costs
 from ..codecs.names import resolve as resolve_codecs
 from ..engine.runtime import current_runtime
 from ..engine.scopes import saving
@@ -27,7 +29,7 @@ from ..records.scope_report import ScopeReport
 from ..reporting.fit_report import FitReport
 from ..stores import Store
 from . import registry
-from .fitted_model import FittedModel
+from .fitted_model import FittedModel, device_of
 from .plan_cache import PlanCache
 
 M = TypeVar("M", bound=nn.Module)
@@ -72,6 +74,7 @@ def fit(
     `cache`: directory in which plans are saved. A later run of the same model, shapes and budget starts with them.
     `verify`: replay each op once in the profiled step, and keep the values of ops whose replay differs.
 
+    Warns if gradient checkpointing is on, as after `model.gradient_checkpointing_enable()`.
     Raises `ArgumentError` for invalid arguments, and for a plan that needs other stores or codecs.
 
     >>> import torch, lowtide
@@ -87,8 +90,9 @@ def fit(
         raise ArgumentError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
     if budget is None and plan is None:
         raise ArgumentError('fit needs a budget or a plan: fit(model, budget="8 GiB") or fit(model, plan=plan)')
-    limit = parse_bytes(budget) if budget is not None else plan.budget_bytes if plan is not None else 0
+    limit = parse_budget(budget) if budget is not None else plan.budget_bytes if plan is not None else 0
     store = current_runtime().store(stores)
+    chooser = shared_chooser(codecs)
     if plan is not None and plan.link is not None and plan.in_store and store is None:
         raise ArgumentError(
             f"this plan offloads values to the store {plan.link.tier!r}, which fit may not use: pass "
@@ -101,10 +105,21 @@ def fit(
                 f"this plan compresses values with {', '.join(map(repr, missing))}, which fit may not use: pass "
                 f"codecs={tuple(sorted(named | set(missing)))!r}, or make a plan without these codecs"
             )
+    if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):
+        warnings.warn(
+            "gradient checkpointing is on in this model, so its blocks run a second time in backward, and lowtide "
+            "cannot choose what to recompute: call model.gradient_checkpointing_disable() before fit",
+            LowtideWarning,
+            stacklevel=2,
+        )
     if plan is None:
-        recording_costs()  # measured before the first step, so that its tensors do not count against the budget
+        # Measured before the first step, so that their tensors do not count against the budget.
+        recording_costs()
+        device = device_of(model).type
+        if chooser is not None and device != "meta":
+            measure_codec_costs(chooser.allowed, {parameter.dtype for parameter in model.parameters()}, device)
     plan_cache = PlanCache(Path(cache)) if cache is not None else None
-    state = FittedModel(model, limit, optimizer, store, shared_chooser(codecs), plan, plan_cache, verify)
+    state = FittedModel(model, limit, optimizer, store, chooser, plan, plan_cache, verify)
     registry.add(model, state)
     return model
 
