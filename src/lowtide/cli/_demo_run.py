@@ -85,6 +85,10 @@ class FittedMethod(Method):
         super().__init__(name, model)
         self.budget_bytes = budget_bytes
 
+    def fit(self) -> None:
+        """Fit the model. Plans depend on which models are fitted, so all are fitted before the first step of any."""
+        fit(self.model, budget=self.budget_bytes(), optimizer=self.optimizer)
+
     def is_metered(self, k: int, last: int) -> bool:
         return k == last
 
@@ -99,8 +103,6 @@ class FittedMethod(Method):
         own = {s.data_ptr(): s.nbytes() for t in self.base_tensors(ids) if (s := t.untyped_storage()).nbytes()}
         other_bytes = ledger.live_bytes - sum(own.values())
         limit_bytes = other_bytes + self.budget_bytes()
-        if k == 2:
-            fit(self.model, budget=limit_bytes, optimizer=self.optimizer)
         state_of(self.model).limit_bytes = limit_bytes
         grads = super().step(ids, k, last)
         if k == last:
@@ -108,7 +110,6 @@ class FittedMethod(Method):
             if fit_report.plan is not None and fit_report.predicted_peak_bytes is not None:
                 ratio = fit_report.plan.predicted_step_s / fit_report.plan.plain_step_s
                 self.prediction = f"{format_bytes(fit_report.predicted_peak_bytes - other_bytes)}, × {ratio:.2f}"
-            unfit(self.model)
         return grads
 
 
@@ -141,7 +142,11 @@ def _train(layers: int, steps: int, console: Console) -> list[Method]:
         Method("lowtide SaveOps(matmuls)", model, lambda: saving(save_matmuls)),
     ]
     last = steps + 2
+    fitted = [method for method in methods if isinstance(method, FittedMethod)]
     for k in track(range(last + 1), "training", console=console, transient=True):
+        if k == 2:
+            for each in fitted:
+                each.fit()
         ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(k))
         plain_grads: list[torch.Tensor] = []
         for method in methods:
@@ -149,6 +154,8 @@ def _train(layers: int, steps: int, console: Console) -> list[Method]:
             plain_grads = plain_grads or grads
             method.equal &= all(torch.equal(a, b) for a, b in zip(plain_grads, grads, strict=True))
             method.equal &= torch.equal(method.losses[-1], plain.losses[-1])
+    for each in fitted:
+        unfit(each.model)
     return methods
 
 

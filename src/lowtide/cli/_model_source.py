@@ -15,7 +15,9 @@ from torch import nn
 from .._errors import ArgumentError, BudgetError
 from .._units import format_bytes
 from ..fitting.make_plan import shift
-from ..fitting.plan import Loss, profile, profile_for
+from ..fitting.profile_step import Loss, profile_for, sized_profile
+from ..fitting.sized_steps import UNLIMITED, StepMaker
+from ..planning.scaling import SizedTrace
 from ..records import Trace
 from ._failures import user_code
 from ._imports import import_function
@@ -34,8 +36,9 @@ class ModelSource:
     """Builds a model and batches of several sizes, and profiles one step."""
 
     name: str
-    build: Callable[[int | None], ModelAndBatch]
-    """Returns the model and a batch of the given size; None is the default size of the user's function."""
+    build: Callable[[int | None, int | None], ModelAndBatch]
+    """Returns the model and a batch of the given size and sequence length; None is the default of the user's function.
+    """
     batch: int | None
     loss: Loss | None
     optimizer: str
@@ -46,49 +49,79 @@ class ModelSource:
         With a limit, each op is also checked to be reproducible.
         """
 
-        def run(model: nn.Module, sample: Any, state_bytes: int) -> Trace:
-            if limit is None or limit <= state_bytes:  # a trace is still needed to find the smallest budget
-                return profile(model, sample, loss=self.loss, verify=limit is not None)
-            return profile_for(limit - state_bytes, model, sample, loss=self.loss, verify=True)
-
-        return self._profile(progress, batch if batch is not None else self.batch, run)
+        return self._sized_trace(progress, limit, batch).trace
 
     def trace_within(self, progress: ProgressReporter, limit: int, batch: int) -> Trace:
         """Return the trace of one step within `limit` bytes. Raise `BudgetError` if the step does not fit."""
+        return self._sized_trace_within(progress, limit, batch).trace
 
-        def run(model: nn.Module, sample: Any, state_bytes: int) -> Trace:
+    def step_maker(self, progress: ProgressReporter) -> StepMaker:
+        """Return what is needed to plan for a range of sequence lengths."""
+
+        def batch(length: int) -> Any:
+            return self.build(self.batch, length)[1]
+
+        def profile_length(length: int, limit: int) -> SizedTrace:
+            return self._sized_trace(progress, None if limit == UNLIMITED else limit, length=length)
+
+        def profile_length_within(length: int, limit: int) -> SizedTrace:
+            return self._sized_trace_within(progress, limit, length=length)
+
+        return StepMaker(batch, profile_length, profile_length_within)
+
+    def _sized_trace(
+        self, progress: ProgressReporter, limit: int | None, batch: int | None = None, length: int | None = None
+    ) -> SizedTrace:
+        def run(model: nn.Module, sample: Any, state_bytes: int) -> SizedTrace:
+            if limit is None or limit <= state_bytes:  # a trace is still needed to find the smallest budget
+                return sized_profile(model, sample, loss=self.loss, verify=limit is not None)
+            return profile_for(limit - state_bytes, model, sample, loss=self.loss, verify=True)
+
+        return self._profile(progress, batch if batch is not None else self.batch, length, run)
+
+    def _sized_trace_within(
+        self, progress: ProgressReporter, limit: int, batch: int | None = None, length: int | None = None
+    ) -> SizedTrace:
+        def run(model: nn.Module, sample: Any, state_bytes: int) -> SizedTrace:
             if limit <= state_bytes:
                 raise BudgetError(
                     f"the {self.optimizer} state alone takes {format_bytes(state_bytes)}, and the budget is "
                     f"{format_bytes(limit)}",
                     budget_bytes=limit,
                 )
-            return profile(model, sample, loss=self.loss, limit_bytes=limit - state_bytes, verify=True)
+            return sized_profile(model, sample, loss=self.loss, limit_bytes=limit - state_bytes, verify=True)
 
-        return self._profile(progress, batch, run)
+        return self._profile(progress, batch if batch is not None else self.batch, length, run)
 
     def _profile(
-        self, progress: ProgressReporter, size: int | None, run: Callable[[nn.Module, Any, int], Trace]
-    ) -> Trace:
+        self,
+        progress: ProgressReporter,
+        size: int | None,
+        length: int | None,
+        run: Callable[[nn.Module, Any, int], SizedTrace],
+    ) -> SizedTrace:
         gc.collect()  # an earlier model would be counted as live bytes
         title = self.name if size is None else f"{self.name}, batch {size}"
+        if length is not None:
+            title += f", length {length}"
         progress.start_phase(f"{title}: building the model")
-        model, sample = self.build(size)
+        model, sample = self.build(size, length)
         trained_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         state_bytes = OPTIMIZER_STATE[self.optimizer] * trained_bytes
         try:
             with progress.measurement(f"{title}: profiling one step"), user_code("the model's training step"):
-                trace = run(model, sample, state_bytes)
+                found = run(model, sample, state_bytes)
         except ArgumentError as error:
             if self.loss is None and "pass loss=" in str(error):
                 raise ArgumentError(f"{error}; on the command line: --loss package.module:function") from error
             raise
+        trace = found.trace
         log.info(
             "%s: %d ops, %d saved values, %s trained parameters, %s optimizer state, step time %.3f s",
             title, len(trace.ops), len(trace.saved), format_bytes(trained_bytes), format_bytes(state_bytes),
             trace.step_s,
         )  # fmt: skip
-        return shift(trace, state_bytes)
+        return SizedTrace(found.sizes, shift(trace, state_bytes), found.bytes_before + state_bytes)
 
 
 def resolve_model(options: ModelOptions, *, needs_sizes: bool = False) -> ModelSource:
@@ -101,10 +134,14 @@ def resolve_model(options: ModelOptions, *, needs_sizes: bool = False) -> ModelS
     config = PRESETS[options.preset].config if options.preset is not None else read_config(str(options.hf))
     models: list[ConfiguredModel] = []  # built once, on first use
 
-    def build(size: int | None) -> ModelAndBatch:
+    def build(size: int | None, length: int | None) -> ModelAndBatch:
         if not models:
-            models.append(ConfiguredModel(config, seq=options.seq, dtype=options.dtype, device=options.device))
-        return models[0].model, models[0].batch(size or DEFAULT_BATCH)
+            models.append(
+                ConfiguredModel(
+                    config, seq=options.seq, dtype=options.dtype, device=options.device, lengths=options.length
+                )
+            )
+        return models[0].model, models[0].batch(size or DEFAULT_BATCH, length)
 
     name = options.preset or config["model_type"]
     return ModelSource(name, build, options.batch or DEFAULT_BATCH, loss, options.optimizer)
@@ -112,15 +149,21 @@ def resolve_model(options: ModelOptions, *, needs_sizes: bool = False) -> ModelS
 
 def _from_function(options: ModelOptions, spec: str, loss: Loss | None, needs_sizes: bool) -> ModelSource:
     function = import_function(spec)
-    if needs_sizes and not _takes_batch_size(function):
+    if needs_sizes and not _takes(function, "batch_size"):
         raise click.UsageError(
             f"--batch and --max-batch need a function with a parameter batch_size, but {spec} has none: add the "
             "parameter, or omit the option."
         )
+    if options.length is not None and not _takes(function, "length"):
+        raise click.UsageError(
+            f"--length needs a function with a parameter length, but {spec} has none: add the parameter, or omit the "
+            "option."
+        )
 
-    def build(size: int | None) -> ModelAndBatch:
+    def build(size: int | None, length: int | None) -> ModelAndBatch:
+        given = {"batch_size": size, "length": length}
         with user_code(f"calling {spec}"):
-            result = function() if size is None else function(batch_size=size)
+            result = function(**{name: number for name, number in given.items() if number is not None})
         if not isinstance(result, (tuple, list)) or len(result) != 2 or not isinstance(result[0], nn.Module):
             raise ArgumentError(
                 f"{spec} returned {_describe(result)}: it must return (model, batch), a torch.nn.Module and one batch"
@@ -130,12 +173,12 @@ def _from_function(options: ModelOptions, spec: str, loss: Loss | None, needs_si
     return ModelSource(spec, build, options.batch, loss, options.optimizer)
 
 
-def _takes_batch_size(function: Callable[..., Any]) -> bool:
+def _takes(function: Callable[..., Any], name: str) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
-    return any(p.name == "batch_size" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return any(p.name == name or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 def _describe(result: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,30 @@ def parse_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
         return parse_bytes(value)
     except ArgumentError as error:
         raise click.BadParameter(str(error), ctx, param) from error
+
+
+def parse_lengths(ctx: click.Context, param: click.Parameter, value: str | None) -> range | None:
+    """Return the lengths of a text such as "128..4096"."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+)\s*\.\.\s*(\d+)\s*", value)
+    if match is None:
+        raise click.BadParameter(
+            f"{value!r} is not a range: write the smallest and the largest length, for example 128..4096", ctx, param
+        )
+    smallest, largest = int(match[1]), int(match[2])
+    if smallest < 2:
+        raise click.BadParameter(f"{value!r}: the smallest length must be at least 2", ctx, param)
+    if smallest > largest:
+        raise click.BadParameter(
+            f"{value!r} is empty: write the smallest length first, {largest}..{smallest}", ctx, param
+        )
+    return range(smallest, largest + 1)
+
+
+def length_option(help_text: str) -> Callable[[F], F]:
+    """Return a decorator that adds --length."""
+    return click.option("--length", callback=parse_lengths, metavar="SMALLEST..LARGEST", help=help_text)
 
 
 def store_option(command: F) -> F:
@@ -80,6 +105,7 @@ class ModelOptions:
     dtype: str | None
     device: str | None
     optimizer: str
+    length: range | None
 
     def __post_init__(self) -> None:
         given = [option for option in (self.spec, self.hf, self.preset) if option is not None]
@@ -94,6 +120,8 @@ class ModelOptions:
                 f"{' and '.join(unusable)} can only be used with --hf and --preset: {self.spec} builds its own model "
                 "and batch, so change the function."
             )
+        if self.length is not None and self.seq is not None:
+            raise click.UsageError("--length and --seq exclude each other: --length is a range of sequence lengths.")
 
 
 @dataclass(frozen=True)

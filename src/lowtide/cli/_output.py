@@ -60,6 +60,7 @@ def budget_error_json(error: BudgetError) -> str:
             "fits": False,
             "budget_bytes": error.budget_bytes,
             "smallest_bytes": error.smallest_bytes,
+            "at_least_bytes": error.at_least_bytes,
             "message": str(error),
         }
     )

@@ -1,4 +1,4 @@
-"""Find a plan for a budget, or the largest batch that has one."""
+"""Find a plan for a budget, or the largest batch or the longest sequences that have one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 
 from .._errors import BudgetError
 from .._units import format_bytes
-from ..codecs.costs import codec_costs_for
-from ..planning import Link, Plan, solve
+from ..fitting.longest import longest_of
+from ..fitting.planner import Planner
+from ..planning import Plan, plan_or_name_budget
 from ..records import Trace
+from ..reporting.longest_size import LongestSize
 from ..reporting.report import Report
 from ._model_source import ModelSource
 from ._options import Outputs
@@ -37,15 +39,18 @@ class Attempt:
 
 @dataclass(frozen=True)
 class FitResult:
-    """A plan that fits. `batch` and `attempts` are set by the search for the largest batch."""
+    """A plan that fits. A search for the largest batch sets `batch` and `attempts`, one for lengths sets `longest`."""
 
     plan: Plan
     report: Report
     batch: int | None = None
     attempts: tuple[Attempt, ...] = ()
+    longest: LongestSize | None = None
 
     def to_json(self) -> str:
-        """Return the plan as read by `Plan.load`. After a batch search, return the batch, attempts and plan."""
+        """Return the plan as read by `Plan.load`. After a search, return its result, with the plan."""
+        if self.longest is not None:
+            return self.longest.to_json()
         if self.batch is None:
             return self.plan.to_json()
         document: dict[str, Any] = {
@@ -66,23 +71,12 @@ class FitResult:
             write_file(outputs.png, self.report.save_png)
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """Time limit of the planner, and the store and codecs that plans may use."""
-
-    deadline_s: float
-    link: Link | None = None
-    codecs: tuple[str, ...] = ()
-
-
-def find_plan(source: ModelSource, budget: int, settings: SearchSettings, progress: ProgressReporter) -> FitResult:
+def find_plan(source: ModelSource, budget: int, planner: Planner, progress: ProgressReporter) -> FitResult:
     """Return a plan within `budget` bytes. Raise `BudgetError`, with the smallest budget that works, if none fits."""
-    return _solve(source.trace(progress, limit=budget), budget, settings, progress)
+    return _solve_or_name_budget(source, budget, planner, progress, source.batch)
 
 
-def find_largest_batch(
-    source: ModelSource, budget: int, settings: SearchSettings, progress: ProgressReporter
-) -> FitResult:
+def find_largest_batch(source: ModelSource, budget: int, planner: Planner, progress: ProgressReporter) -> FitResult:
     """Return the largest batch that has a plan, found by doubling and bisection.
 
     Each batch is profiled within the budget, so that the search never needs more memory. A batch whose profiled
@@ -94,7 +88,7 @@ def find_largest_batch(
     def fits(batch: int) -> bool:
         nonlocal best
         try:
-            found = _solve(source.trace_within(progress, budget, batch), budget, settings, progress)
+            found = _solve(source.trace_within(progress, budget, batch), budget, planner, progress)
         except BudgetError as error:
             log.info("batch %d does not fit: %s", batch, error)
             attempts.append(Attempt(batch, fits=False))
@@ -109,9 +103,21 @@ def find_largest_batch(
     if best is None:
         # Profile one sample without the limit: a plan may fit all the same, and if not, the error names the
         # smallest budget.
-        best = _solve(source.trace(progress, limit=budget, batch=1), budget, settings, progress)
+        best = _solve_or_name_budget(source, budget, planner, progress, 1)
         largest = 1
     return FitResult(best.plan, best.report, largest, tuple(attempts))
+
+
+def find_longest(
+    source: ModelSource, lengths: range, budget: int, planner: Planner, progress: ProgressReporter
+) -> FitResult:
+    """Return the longest sequences that have a plan. Raise `BudgetError` if the shortest ones have none."""
+
+    def say(length: int, state: str) -> None:
+        progress.start_phase(f"planning: length {length} {state}")
+
+    found = longest_of(source.step_maker(progress), lengths, budget, planner, say)
+    return FitResult(found.plan, found.details(), longest=found)
 
 
 def search_largest(fits: Callable[[int], bool], start: int, limit: int = MAX_BATCH) -> int:
@@ -132,15 +138,17 @@ def search_largest(fits: Callable[[int], bool], start: int, limit: int = MAX_BAT
 
 
 def describe(source: ModelSource, result: FitResult) -> str:
-    """Return the result in one or two sentences."""
+    """Return the result in one or two sentences, or as a table of lengths."""
+    if result.longest is not None:
+        rows = f", batch {source.batch}" if source.batch else ""
+        return f"{source.name}{rows}{_state(source)}\n\n{result.longest.table('length')}"
     plan = result.plan
     overhead = 100 * (plan.predicted_step_s / plan.plain_step_s - 1) if plan.plain_step_s > 0 else 0.0
     cost = f"with {overhead:.1f} % more time" if plan.recomputed or plan.offload else "with everything kept"
     batch = result.batch or source.batch
-    state = "" if source.optimizer == "none" else f", including the {source.optimizer} state"
     sentence = (
         f"fits: {source.name}{f', batch {batch}' if batch else ''}, peaks at "
-        f"{format_bytes(plan.predicted_peak_bytes)} of {format_bytes(plan.budget_bytes)} {cost}{state}."
+        f"{format_bytes(plan.predicted_peak_bytes)} of {format_bytes(plan.budget_bytes)} {cost}{_state(source)}."
     )
     if result.batch is None:
         return sentence
@@ -149,19 +157,25 @@ def describe(source: ModelSource, result: FitResult) -> str:
     return f"{sentence}\n{beyond}; tried: {', '.join(map(_describe_attempt, attempts))}"
 
 
+def _state(source: ModelSource) -> str:
+    return "" if source.optimizer == "none" else f", including the {source.optimizer} state"
+
+
 def _describe_attempt(attempt: Attempt) -> str:
     peak = format_bytes(attempt.peak_bytes) if attempt.peak_bytes is not None else "does not fit"
     return f"{attempt.batch} ({peak})"
 
 
-def _solve(trace: Trace, budget: int, settings: SearchSettings, progress: ProgressReporter) -> FitResult:
+def _solve_or_name_budget(
+    source: ModelSource, budget: int, planner: Planner, progress: ProgressReporter, batch: int | None
+) -> FitResult:
+    def make_plan(limit: int) -> FitResult:
+        return _solve(source.trace(progress, limit=limit, batch=batch), limit, planner, progress)
+
+    return plan_or_name_budget(make_plan, budget)
+
+
+def _solve(trace: Trace, budget: int, planner: Planner, progress: ProgressReporter) -> FitResult:
     progress.start_phase("planning")
-    plan = solve(
-        trace,
-        budget,
-        link=settings.link,
-        codec_costs=codec_costs_for(trace, settings.codecs),
-        deadline_s=settings.deadline_s,
-        progress=progress.message,
-    )
+    plan = planner.solve(trace, budget, progress.message)
     return FitResult(plan, Report.of(trace, plan))

@@ -47,12 +47,23 @@ def read_config(path: str) -> dict[str, Any]:
 class ConfiguredModel:
     """A model, built once, and batches of any size for it."""
 
-    def __init__(self, config: dict[str, Any], *, seq: int | None, dtype: str | None, device: str | None) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        *,
+        seq: int | None,
+        dtype: str | None,
+        device: str | None,
+        lengths: range | None = None,
+    ) -> None:
+        """`lengths`: batches of these sequence lengths will be made, instead of `seq`."""
         transformers = import_transformers()
         self.config = build_config(transformers, config)
         class_name, self._make_batch = choose_model_class(config)
         self.device = _device(device)
         self.seq = _sequence_length(self.config, seq)
+        if lengths is not None:
+            _check_lengths(self.config, lengths)
         model_class: type[nn.Module] = getattr(transformers, class_name)
         torch_dtype = getattr(torch, dtype or "float32")
         _check_memory(model_class, self.config, torch_dtype, self.device)
@@ -60,9 +71,9 @@ class ConfiguredModel:
             torch.manual_seed(0)
             self.model = model_class(self.config).to(device=self.device, dtype=torch_dtype).train()
 
-    def batch(self, size: int) -> Batch:
-        """Return a batch of this size. Equal sizes give equal batches."""
-        batch = self._make_batch(self.config, size, self.seq, torch.Generator().manual_seed(0))
+    def batch(self, size: int, length: int | None = None) -> Batch:
+        """Return a batch of this size and sequence length. Equal sizes give equal batches."""
+        batch = self._make_batch(self.config, size, length or self.seq, torch.Generator().manual_seed(0))
         dtype = next(self.model.parameters()).dtype
         return {
             name: tensor.to(self.device, dtype if tensor.is_floating_point() else None)
@@ -149,6 +160,14 @@ def _sequence_length(config: Any, seq: int | None) -> int:
     if seq is not None and isinstance(positions, int) and seq > positions:
         raise ArgumentError(f"--seq {seq} is longer than the model's maximum of {positions} tokens")
     return seq if seq is not None else min(DEFAULT_SEQ, positions) if isinstance(positions, int) else DEFAULT_SEQ
+
+
+def _check_lengths(config: Any, lengths: range) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and lengths[-1] > positions:
+        raise ArgumentError(
+            f"--length {lengths[0]}..{lengths[-1]} goes beyond the model's maximum of {positions} tokens"
+        )
 
 
 def _check_memory(model_class: type[nn.Module], config: Any, dtype: torch.dtype, device: torch.device) -> None:

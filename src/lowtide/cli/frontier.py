@@ -11,6 +11,7 @@ from ._options import (
     PRESET_LIST,
     codec_option,
     deadline_option,
+    length_option,
     model_options,
     output_options,
     split_options,
@@ -22,6 +23,7 @@ from ._options import (
 @click.command(cls=LowtideCommand, epilog=PRESET_LIST)
 @model_options
 @click.option("--points", type=click.IntRange(min=2), default=12, show_default=True, help="Number of plans.")
+@length_option("Show the frontier of the largest length, such as 128..4096. Only short sequences are profiled.")
 @store_option
 @codec_option
 @deadline_option(10.0, "Time limit for each plan.")
@@ -42,12 +44,14 @@ def frontier(
       lowtide frontier --preset gpt2-tiny --points 6
       lowtide frontier train:build --png frontier.png
       lowtide frontier --hf config.json --batch 4 --json - > frontier.json
+      lowtide frontier --preset llama-small --length 128..2048
     """
     chosen, outputs = split_options(options)
 
-    from ..codecs.costs import codec_costs_for
     from ..fitting.make_plan import link_named
     from ..fitting.plan import frontier_of
+    from ..fitting.planner import Planner
+    from ..fitting.sized_steps import SizedSteps
     from ..planning import solve
     from ..reporting.report import Report
     from ._model_source import resolve_model
@@ -56,12 +60,12 @@ def frontier(
 
     check_plot_package(outputs)
     with report_progress(quiet=quiet, verbosity=verbose) as progress:
-        trace = resolve_model(chosen).trace(progress)
-        solver_options: dict[str, Any] = {
-            "link": link_named(store),
-            "codec_costs": codec_costs_for(trace, codecs),
-            "deadline_s": deadline,
-        }
+        source = resolve_model(chosen)
+        if chosen.length is not None:
+            trace = SizedSteps(source.step_maker(progress), chosen.length).largest()
+        else:
+            trace = source.trace(progress)
+        solver_options = Planner(deadline, link_named(store), codecs).options(trace)
         progress.start_phase(f"making {points} plans", total=points)
         result = frontier_of(trace, points, **solver_options, progress=progress.completed)
         if outputs.html is not None:

@@ -2,7 +2,7 @@
 
 report.py        a planned step            frontier.py        step time against peak bytes
 fit_report.py    a fitted model            timeline.py        live bytes in every interval of a step
-module_totals.py bytes and values by module
+module_totals.py bytes and values by module  longest_size.py  the longest size that fits
 Views of a report:
 terminal.py      rich tables               figure.py          matplotlib
 page.py          HTML (page.css, page.js)  chrome_trace.py    Chrome and Perfetto

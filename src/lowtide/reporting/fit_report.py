@@ -10,6 +10,51 @@ from ..planning import Plan
 from ..records import Trace
 from .report import Report
 
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A plan for steps of similar size."""
+
+    sizes: Sizes
+    """Dimensions of all input tensors of the largest step that the plan was made for."""
+    predicted_peak_bytes: int
+    """Peak of that step."""
+    steps: int
+    """Steps that have followed the plan."""
+
+
+@dataclass(frozen=True)
+class FamilyReport:
+    """Steps with one signature. They differ in sizes only."""
+
+    steps: int
+    unplanned_steps: int
+    """Steps that were profiled, had no plan, or differed from their plan."""
+    sizes: tuple[Sizes, ...]
+    """The different sizes of these steps: the dimensions of all input tensors."""
+    variants: int
+    """Sequences of ops that were profiled. Steps with other ops have plans of their own."""
+    profiled: tuple[Sizes, ...]
+    rungs: tuple[Rung, ...]
+
+    def __str__(self) -> str:
+        rows = [*self.sizes, *self.profiled, *(rung.sizes for rung in self.rungs)]
+        varying = dict.fromkeys(column for column in zip(*rows, strict=True) if len(set(column)) > 1)
+        shown = {row: "×".join(str(column[i]) for column in varying) for i, row in enumerate(rows)}
+        plans = ", ".join(f"up to {shown[rung.sizes]} ({rung.steps:,} steps)" for rung in self.rungs[:_MAX_RUNGS])
+        more = f" and {len(self.rungs) - _MAX_RUNGS} more" if len(self.rungs) > _MAX_RUNGS else ""
+        kinds = f" in {self.variants} variants" if self.variants > 1 else ""
+        return (
+            f"{len(self.sizes):,} sizes in {self.steps:,} steps, {self.unplanned_steps:,} of them without a plan; "
+            f"profiled{kinds}: {', '.join(shown[row] for row in self.profiled)}; plans: {plans or 'none'}{more}"
+        )
+
+
+_MAX_RUNGS = 8
+"""Plans listed for one family."""
+
 
 @dataclass(frozen=True)
 class FitReport:
@@ -26,7 +71,8 @@ class FitReport:
     online_steps: int
     """Steps that had no plan or differed from their plan."""
     step_signatures: int
-    """Number of step signatures: input shapes, with and without accumulated gradients."""
+    """Number of step signatures: dtypes and numbers of dimensions of the inputs, flags, and whether there are gradients
+    before the step. Steps of different sizes have the same signature."""
     step_seconds: tuple[float, ...] = field(repr=False)
     """Times from the call of the model to the end of backward, for the last thousand steps."""
     planned_seconds: tuple[float, ...] = field(repr=False)
@@ -34,6 +80,10 @@ class FitReport:
     planning_s: float
     trace: Trace | None = field(default=None, repr=False)
     """The profiled step of the plan; None if the plan was passed in or loaded from the cache."""
+    families: tuple[FamilyReport, ...] = ()
+    """By step signature: sizes, profiles and plans."""
+    why_unplanned: str | None = None
+    """Why no step has followed a plan so far; None if one has, or if there was no step."""
 
     @property
     def measured_step_s(self) -> float | None:
@@ -64,6 +114,8 @@ class FitReport:
             f"step signatures: {self.step_signatures}; planning time {self.planning_s:.1f} s",
             f"budget       {format_bytes(self.budget_bytes)}",
         ]
+        if self.why_unplanned is not None:
+            lines.append(f"no plan      {self.why_unplanned}")
         if self.predicted_peak_bytes is not None and self.measured_peak_bytes is not None:
             lines.append(
                 f"peak         {format_bytes(self.measured_peak_bytes)} measured, "
@@ -74,6 +126,7 @@ class FitReport:
                 f"step time    {format_time(self.measured_step_s)} measured, median of {len(self.planned_seconds):,}; "
                 f"{format_time(self.plan.predicted_step_s)} predicted, without the recorder"
             )
+        lines += [f"sizes        {family}" for family in self.families if len(family.sizes) > 1]
         if self.plan is not None:
             lines += ["", str(self.plan)]
         return "\n".join(lines)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._errors import BudgetError
-from .._units import format_bytes
+from .._units import format_budget, format_bytes
 from .import_hook import call_after_import
 from .settings import Settings
 
@@ -62,13 +62,24 @@ class ExitReport:
             return _NO_TORCH
         from .summary import summarise
 
-        if isinstance(getattr(sys, "last_value", None), BudgetError):
-            budget = format_bytes(self._settings.budget_bytes)
+        error = getattr(sys, "last_value", None)
+        refused = error if isinstance(error, BudgetError) else None
+        summary = summarise(self._finder, stopped=refused is not None)
+        return summary if refused is None else f"{self._describe_refusal(refused)}\n{summary}"
+
+    def _describe_refusal(self, refused: BudgetError) -> str:
+        if refused.budget_bytes != self._settings.budget_bytes:
             return (
-                f"the script ended because the budget of {budget} could not be met: "
-                "increase --budget, try --store disk, or use a smaller batch."
+                f"the script ended because a budget that it set itself, {format_bytes(refused.budget_bytes)}, could "
+                "not be met."
             )
-        return summarise(self._finder)
+        least = refused.smallest_bytes or refused.at_least_bytes
+        increase = "increase --budget" if least is None else f"increase --budget, at least to {format_budget(least)}"
+        store = ", try --store disk" if self._settings.store == "device" else ""
+        return (
+            f"the script ended because the budget of {format_bytes(refused.budget_bytes)} could not be met: {increase}"
+            f"{store}, or use a smaller batch. lowtide plan names a budget that works."
+        )
 
     def _write_html(self, path: Path) -> str | None:
         """Write the HTML report. Return the reason if there is no report to write."""

@@ -1,7 +1,8 @@
 """Find the training steps of a script that does not use lowtide, and fit the models.
 
 A step begins with a call of a module that is in training mode and has trainable parameters, with gradients
-enabled, outside the call of any other module in the same thread.
+enabled, outside the call of any other module in the same thread. Such a module is a model. A module that is called
+during a step, on a result of another module, is a part of a model, for example its head.
 
 `StepFinder.install` wraps `nn.Module.__call__`. The models get no hooks and no attributes, so copies and pickles
 stay unchanged. A model that lowtide cannot handle is skipped with a warning and trains without a budget.
@@ -23,10 +24,11 @@ from torch.nn.parameter import is_lazy
 from .._errors import BudgetError, LowtideWarning
 from ..codecs.chooser import shared_chooser
 from ..engine.runtime import current_runtime
-from ..fitting import registry, steps
+from ..fitting import registry
 from ..fitting.fitted_model import FittedModel
 from ..fitting.plan_cache import PlanCache
-from ..torch_compat import graph_task, is_tracing_only, saved_tensor_hooks_allowed
+from ..fitting.steps import fitting_state
+from ..torch_compat import graph_task, is_tracing_only, saved_tensor_hooks_allowed, tree_leaves
 from .settings import Settings
 
 _MAX_FREED_MODELS = 8
@@ -41,6 +43,8 @@ class StepFinder:
         self.settings = settings
         self.fitted: list[tuple[str, FittedModel]] = []
         """Class name and state of each fitted model, in order of the first step."""
+        self.skipped: list[tuple[str, str]] = []
+        """Class name of each model that trained without a budget, and why."""
         self._store = current_runtime().store(settings.store)
         self._chooser = shared_chooser(settings.codecs)
         self._plan_cache = PlanCache(settings.cache) if settings.cache is not None else None
@@ -88,7 +92,7 @@ class StepFinder:
         if is_tracing_only() or torch.jit.is_tracing() or not saved_tensor_hooks_allowed():  # type: ignore[attr-defined, no-untyped-call]
             return None  # fake tensors, jit tracing, torch.func transforms
         try:
-            fitted = self._fitted_model(model)
+            fitted = self._fitted_model(model, args, kwargs)
             if fitted is not None:
                 fitted.before_forward(model, args, kwargs)
         except BudgetError:
@@ -98,13 +102,17 @@ class StepFinder:
             return None
         return fitted
 
-    def _fitted_model(self, model: nn.Module) -> FittedModel | None:
-        """Return the state of the model, fitted now if needed. Return None if its calls are not steps."""
+    def _fitted_model(self, model: nn.Module, args: Any, kwargs: Any) -> FittedModel | None:
+        """Return the state of the model, fitted now if needed. Return None if this call belongs to no model of ours."""
         if registry.is_fitted(model):
             fitted = registry.state_of(model)
             return fitted if fitted in self._own else None  # the script may call lowtide.fit itself
-        if current_runtime().current_recorder() is not None or steps.is_in_forward():
-            return None  # part of a step that another model has begun
+        step = fitting_state().step
+        recorder = current_runtime().current_recorder()
+        if recorder is not None and (step is None or recorder is not step.recorder):
+            return None  # inside a scope of the script
+        if step is not None and step.covers_code_outside and _has_graph(args, kwargs):
+            return None  # part of a model
         if model in self._skipped:
             return None
         parameters = list(model.parameters())
@@ -140,4 +148,10 @@ class StepFinder:
         """Run the model without lowtide from now on, and warn once."""
         registry.remove(model)
         self._skipped.add(model)
+        self.skipped.append((type(model).__name__, reason))
         warnings.warn(f"{type(model).__name__} trains without a budget: {reason}", LowtideWarning, stacklevel=4)
+
+
+def _has_graph(args: Any, kwargs: Any) -> bool:
+    """Return whether an argument is a result that autograd can differentiate."""
+    return any(isinstance(t, torch.Tensor) and t.grad_fn is not None for t in tree_leaves((args, kwargs)))

@@ -6,8 +6,8 @@ import statistics
 
 from .._units import format_bytes, format_time
 from ..engine.runtime import current_runtime
-from ..fitting.families import StepFamily
 from ..fitting.fitted_model import FittedModel
+from ..fitting.step_family import SizedPlan
 from ..records.budget_report import BudgetReport
 from .step_finder import StepFinder
 
@@ -19,13 +19,16 @@ _NO_STEP = (
 _MAX_MODELS = 4
 
 
-def summarise(finder: StepFinder) -> str:
-    """Return the summary of all models, as several lines."""
+def summarise(finder: StepFinder, *, stopped: bool = False) -> str:
+    """Return the summary of all models, as several lines. `stopped`: a budget that was not met has ended the script."""
     budget_bytes = finder.settings.budget_bytes
     trained = [(name, fitted) for name, fitted in finder.fitted if fitted.steps]
     if not trained:
         called = ", ".join(dict.fromkeys(name for name, _ in finder.fitted))
-        return _NO_STEP + (f" Called without a backward pass: {called}." if called else "")
+        if stopped:
+            return f"no step was completed{f'; called: {called}' if called else ''}."
+        skipped = "".join(f"\n{name} was trained without a budget: {reason}" for name, reason in finder.skipped)
+        return _NO_STEP + (f" Called without a backward pass: {called}." if called else "") + skipped
     peak_bytes = current_runtime().memory().ledger.peak_bytes
     verdict = "within" if peak_bytes <= budget_bytes else f"{format_bytes(peak_bytes - budget_bytes)} above"
     lines = [
@@ -36,22 +39,19 @@ def summarise(finder: StepFinder) -> str:
         lines += _model_lines(name, fitted)
     if len(trained) > _MAX_MODELS:
         lines.append(f"and {len(trained) - _MAX_MODELS} more models")
+    lines += [f"{name} was trained without a budget: {reason}" for name, reason in finder.skipped]
     return "\n".join(lines)
 
 
-def largest_family(fitted: FittedModel) -> StepFamily | None:
-    """Return the planned steps with the largest predicted peak, or None if there is no plan."""
-    planned = [family for family in fitted.families.values() if family.plan is not None]
-    return max(planned, key=_predicted_peak_bytes, default=None)
+def largest_plan(fitted: FittedModel) -> SizedPlan | None:
+    """Return the plan with the largest predicted peak that steps have followed, or None."""
+    plans = [sized for family in fitted.families.values() for sized in family.plans if sized.followed_steps]
+    return max(plans, key=lambda sized: sized.plan.predicted_peak_bytes, default=fitted.last_plan)
 
 
 def median_step_s(fitted: FittedModel) -> float | None:
     """Return the median time of the steps that followed their plan, or None if there is none."""
     return statistics.median(fitted.planned_seconds) if fitted.planned_seconds else None
-
-
-def _predicted_peak_bytes(family: StepFamily) -> int:
-    return family.plan.predicted_peak_bytes + family.grown_bytes if family.plan is not None else 0
 
 
 def _model_lines(name: str, fitted: FittedModel) -> list[str]:
@@ -66,9 +66,9 @@ def _model_lines(name: str, fitted: FittedModel) -> list[str]:
             f"  peak     {format_bytes(fitted.predicted_peak_bytes)} predicted, "
             f"{format_bytes(fitted.measured_peak_bytes)} measured (last measured step with a plan)"
         )
-    family, step_s = largest_family(fitted), median_step_s(fitted)
-    if family is not None and family.plan is not None:
-        plan = family.plan
+    largest, step_s = largest_plan(fitted), median_step_s(fitted)
+    if largest is not None:
+        plan = largest.plan
         if step_s is not None:
             lines.append(_time_line(step_s, plan.plain_step_s))
         kept_bytes = sum(module.kept_bytes for module in plan.modules)
@@ -78,6 +78,9 @@ def _model_lines(name: str, fitted: FittedModel) -> list[str]:
             f"{len(plan.recomputed):,} of {len(plan.keep):,} ops"
         )
     else:
+        why = fitted.why_unplanned()
+        if why is not None:
+            lines.append(f"  no plan  {why}")
         context = current_runtime().last_context
         if context is not None and context.memory_budget is not None:
             lines.append(f"  online   {_evictions(context.memory_budget.report())}")
@@ -99,4 +102,4 @@ def _evictions(report: BudgetReport) -> str:
         parts.append(f"{report.values_compressed:,} compressed ({format_bytes(report.bytes_compressed)})")
     if report.values_offloaded:
         parts.append(f"{report.values_offloaded:,} offloaded to {report.store} ({format_bytes(report.bytes_written)})")
-    return f"no plan yet; in the last step {', '.join(parts)}"
+    return f"in the last step {', '.join(parts)}"
