@@ -22,4 +22,5 @@ def current_recorder() -> Recorder | None:
 
 
 def open_steps() -> list[Step]:
-    return fitting_state().steps_of_thread()
+    step = fitting_state().step
+    return [] if step is None else [step]

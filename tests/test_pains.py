@@ -31,7 +31,7 @@ def fitted(model: nn.Module, more_bytes: int, **options: Any) -> Iterator[nn.Mod
     """Fit the model to a budget of `more_bytes` above the bytes that are live now."""
     gc.collect()
     ledger().count_everything()
-    yield lowtide.fit(model, budget=ledger().live_bytes + more_bytes, **{**RECOMPUTE, **options})
+    yield lowtide.fit(model, budget=f"{ledger().live_bytes + more_bytes} B", **{**RECOMPUTE, **options})
     lowtide.unfit(model)
 
 

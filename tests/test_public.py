@@ -6,12 +6,15 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given, strategies as st
 
 import lowtide
-from lowtide._units import format_bytes, parse_bytes
+from lowtide._units import format_budget, format_bytes, parse_budget, parse_bytes
 
 
 def test_every_public_name_exists_and_has_a_docstring() -> None:
@@ -78,6 +81,27 @@ def test_parse_bytes(text: str | int, nbytes: int) -> None:
 def test_invalid_sizes_are_rejected(size: str) -> None:
     with pytest.raises(lowtide.ArgumentError, match="size"):
         parse_bytes(size)
+
+
+def test_an_int_below_1_mib_is_no_budget() -> None:
+    assert parse_budget(2**20) == 2**20
+    assert parse_budget("8 B") == 8
+    model = torch.nn.Linear(2, 2)
+    calls: list[Callable[[int], object]] = [
+        parse_budget,
+        lowtide.budget,
+        lambda budget: lowtide.fit(model, budget=budget),
+        lambda budget: lowtide.plan(model, torch.ones(1, 2), budget),
+    ]
+    for call in calls:
+        with pytest.raises(lowtide.ArgumentError, match=r"a budget of 8 needs a unit.*'8 GiB'"):
+            call(8)
+
+
+@given(st.integers(1, 2**50))
+def test_a_printed_budget_is_large_enough(nbytes: int) -> None:
+    printed = parse_budget(format_budget(nbytes))
+    assert nbytes <= printed <= nbytes + nbytes // 100 + 1
 
 
 @pytest.mark.parametrize("size", [0.5, 8.0, None, True, 0, -3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
 from typing import Any
 
@@ -133,6 +134,8 @@ def test_schemas() -> None:
     assert p.returns_only_views(aten.split.Tensor)
     assert not p.returns_only_views(aten.clone.default)
     assert not p.returns_only_views(aten.add_.Tensor)
+    assert p.argument_position(aten.native_dropout.default, "p") == 1
+    assert p.argument_position(aten.native_dropout.default, "dropout_p") is None
 
 
 def test_never_compile() -> None:
@@ -311,3 +314,217 @@ def test_a_mode_receives_ops_below_autograd() -> None:
     assert names[-1] != "aten.linear.default"  # a composite op is received as its parts
     assert Mode.ignore_compile_internals()
     assert not Mode._should_skip_dynamo()
+
+
+def test_modules_and_their_own_tensors() -> None:
+    shared = torch.nn.BatchNorm1d(2)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), shared, torch.nn.Sequential(shared, torch.nn.ReLU()))
+    assert set(p.modules_of(model)) == set(model.modules())
+    assert len(p.modules_of(model)) == len(list(model.modules()))
+    parameters = [own for module in p.modules_of(model) for own in p.own_parameters(module)]
+    buffers = [own for module in p.modules_of(model) for own in p.own_buffers(module)]
+    assert {id(own) for own in parameters} == {id(own) for own in model.parameters()}
+    assert {id(own) for own in buffers} == {id(own) for own in model.buffers()}
+
+
+def test_recorded_allocations() -> None:
+    x = torch.zeros(1000)
+    assert p.start_recording_allocations()
+    y = x.clone()
+    z = x.double()
+    del y
+    assert p.stop_recording_allocations() == [4000, 8000, -4000]
+    assert z.nbytes == 8000
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert not p.start_recording_allocations()
+
+
+class Under(TorchDispatchMode):
+    """Calls the kernels of ops as lowtide's modes do, or as other modes do."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.call(func)(*args, **(kwargs or {}))
+
+
+def test_kernels_conjugate_under_a_mode() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, dtype=torch.complex128)
+    plain = torch.linalg.pinv(x)
+    with Under(p.kernel_of):
+        assert torch.equal(torch.linalg.pinv(x), plain)
+    with Under(lambda func: func):
+        assert not torch.allclose(torch.linalg.pinv(x), plain)  # else `_in_state_of_call` is not needed any more
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_has_content() -> None:
+    assert p.has_content(torch.ones(3))
+    assert p.has_content(torch.empty(0))
+    assert not p.has_content(torch.empty(3, device="meta"))
+    assert not p.has_content(torch._efficientzerotensor((3,)))
+    assert not p.has_content(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_memory_of() -> None:
+    def sizes(tensor: torch.Tensor) -> list[int]:
+        return [storage.nbytes() for storage in p.memory_of(tensor)]
+
+    x = torch.ones(6)
+    assert p.memory_of(x[2:]) == [x.untyped_storage()]
+    sparse = torch.sparse_coo_tensor(torch.zeros(1, 5, dtype=torch.long), torch.ones(5), (9,), check_invariants=True)
+    assert sizes(sparse) == sizes(sparse.requires_grad_() * 1) == [40, 20]
+    assert sizes(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])) == [20]
+    assert sizes(torch.empty(3, device="meta")) == []
+    assert sizes(torch._efficientzerotensor((3,))) == []
+    assert sizes(torch.nn.LazyLinear(3).weight) == []
+    assert p.nbytes_of(sparse) == 60
+    assert p.nbytes_of(x[2:]) == 16
+    assert p.nbytes_of(torch.nn.Parameter(x)) == 24
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_kind_of() -> None:
+    x = torch.ones(2, 2)
+    assert p.kind_of(x.to_sparse()) == "sparse_coo"
+    assert p.kind_of(x.to_mkldnn()) == "mkldnn"
+    assert p.kind_of(x.to("meta")) == "meta"
+    assert p.kind_of(torch.nested.nested_tensor([x, x])) == "nested"
+    assert p.kind_of(torch._efficientzerotensor((2,))) == "zero"
+    kinds: list[str] = []
+    torch.vmap(lambda row: kinds.append(p.kind_of(row)) or row)(x)  # type: ignore[func-returns-value]
+    assert kinds == ["functorch"]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_shape_of() -> None:
+    assert p.shape_of(torch.ones(2, 3)) == (2, 3)
+    parts = [torch.ones(2, 4), torch.ones(3, 4)]
+    assert p.shape_of(torch.nested.nested_tensor(parts)) == ((2, 4), (3, 4))
+    jagged = [torch.nested.nested_tensor(parts, layout=torch.jagged) for _ in range(2)]
+    assert p.shape_of(jagged[0]) == p.shape_of(jagged[1]) == (3, 5, 4)
+
+
+def test_dual_levels() -> None:
+    seen: list[bool] = []
+    enter = torch.autograd.forward_ad.enter_dual_level
+    undo = p.on_dual_level(lambda: seen.append(p.in_dual_level()))
+    with torch.autograd.forward_ad.dual_level():
+        pass
+    torch.func.jvp(torch.sin, (torch.ones(2),), (torch.ones(2),))
+    undo()
+    with torch.autograd.forward_ad.dual_level():
+        assert p.in_dual_level()
+    assert seen == [True, False, True, False]
+    assert torch.autograd.forward_ad.enter_dual_level is enter
+
+
+def test_without_hooks() -> None:
+    packed = []
+
+    def hooks(name: str) -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(name) or t, lambda t: t)
+
+    x = torch.ones(2, requires_grad=True)
+    with hooks("outer"), hooks("inner"):
+        assert p.without_hooks(lambda: p.innermost_hooks())() is None
+        p.without_hooks(x.sin)()
+        assert not packed
+        with pytest.raises(ZeroDivisionError):
+            p.without_hooks(lambda: 1 // 0)()
+        x.sin()
+    assert packed == ["inner"]
+    assert p.innermost_hooks() is None
+
+
+def test_hooks_of_a_copied_module() -> None:
+    class Before:
+        def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
+            calls.append("before")
+
+    class After:
+        def __call__(self, module: Any, args: Any, output: Any) -> None:
+            calls.append("after")
+
+    calls: list[str] = []
+    module = torch.nn.Linear(2, 2)
+    module.register_forward_pre_hook(Before(), with_kwargs=True)
+    module.register_forward_hook(After(), always_call=True)
+    module.register_forward_pre_hook(lambda module, args: calls.append("other"))
+    copied = copy.deepcopy(module)
+    assert [type(hook) for hook in p.forward_pre_hooks_of(copied)][:1] == [Before]
+    p.remove_forward_hooks(copied, (Before, After))
+    copied(torch.ones(1, 2))
+    assert calls == ["other"]
+    copied.register_forward_pre_hook(lambda module, args: None)  # a leftover flag would add an argument
+    copied(torch.ones(1, 2))
+    module(torch.ones(1, 2))
+    assert calls == ["other", "other", "before", "other", "after"]
+
+
+def test_running_node_result_bytes() -> None:
+    found = []
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(p.running_node_result_bytes())
+        return tensor
+
+    x, y = torch.ones(3, 5, requires_grad=True), torch.ones(5, dtype=torch.float64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        (x.double() * y).sum().backward()
+    assert found == [(3 * 5) * 8 + 5 * 8] * 2
+    assert p.running_node_result_bytes() == 0
+
+
+def test_before_next_nodes() -> None:
+    happened: list[Any] = []
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        happened.append(p.running_node())
+        if p.running_node() == "MulBackward0":
+            p.before_next_nodes(lambda gradient: happened.append(gradient.tolist()))
+        return tensor
+
+    x = torch.zeros(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        loss = (x.sin() * torch.tensor([2.0, 3.0])).sum()
+    for _ in range(2):  # the first pass leaves no hook behind
+        loss.backward(retain_graph=True)
+        assert happened == ["MulBackward0", [2.0, 3.0], "SinBackward0"]
+        happened.clear()
+    p.before_next_nodes(happened.append)  # outside backward there is no node
+    assert not happened
+
+
+def test_run_backward() -> None:
+    def refuse(gradient: torch.Tensor) -> None:
+        raise RuntimeError("refused")
+
+    x = torch.ones(3, requires_grad=True)
+    p.run_backward((2 * x).sum())
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]
+
+    class Packed(list[torch.Tensor]):
+        """A list that can be weakly referenced."""
+
+    packed: list[weakref.ref[Packed]] = []
+
+    def pack(tensor: torch.Tensor) -> Packed:
+        found = Packed([tensor.detach()])
+        packed.append(weakref.ref(found))
+        return found
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda found: found[0]):
+        waiting, failing = x.sin(), x.cos()
+        failing.register_hook(refuse)
+        loss = (waiting + failing).sum()
+    del waiting, failing
+    with pytest.raises(RuntimeError, match="refused"):
+        p.run_backward(loss)
+    del loss
+    assert [reference() for reference in packed] == [None, None]

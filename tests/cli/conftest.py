@@ -25,6 +25,9 @@ def loss(out):
 def fixed():
     return build()
 
+def sequences(length=16, batch_size=4):
+    return build()[0], torch.randn(batch_size, length, 64)
+
 def returns_dict():
     return {"model": build()[0]}
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 
 Command = Callable[..., Result]
@@ -43,3 +44,26 @@ def test_at_least_two_points_are_required(lowtide_command: Command) -> None:
     result = lowtide_command("frontier", "--preset", "gpt2-tiny", "--points", "1")
     assert result.exit_code == 2
     assert "1 is not in the range x>=2" in result.stderr
+
+
+def test_the_frontier_of_the_largest_length(lowtide_command: Command) -> None:
+    args = (
+        "frontier",
+        "--preset",
+        "gpt2-tiny",
+        "--batch",
+        "2",
+        "--points",
+        "2",
+        "--deadline",
+        "1",
+        "--json",
+        "-",
+        "-q",
+    )
+    peaks = {}
+    for option in (("--seq", "200"), ("--length", "16..200")):
+        result = lowtide_command(*args, *option, "--json", "-")
+        assert result.exit_code == 0, result.stderr
+        peaks[option[0]] = json.loads(result.stdout)["plain_peak_bytes"]
+    assert peaks["--length"] == pytest.approx(peaks["--seq"], rel=0.02)

@@ -71,7 +71,7 @@ def test_exit_code_if_the_budget_is_too_small(lowtide_command: Command, own_mode
     assert result.stderr == ""
     text = " ".join(result.stdout.split())
     assert text.startswith("does not fit: a budget of 100.00 KiB cannot be met: the smallest that works is ")
-    assert "What helps: a smaller batch" in text
+    assert "What helps: parameters, gradients, batch and temporaries alone exceed the budget" in text
     assert not Path("plan.html").exists()
 
 
@@ -133,6 +133,44 @@ def test_one_sample_does_not_fit(lowtide_command: Command, own_models: Path) -> 
     result = lowtide_command(*OWN, "--budget", "100KiB", "--max-batch", "--batch", "2", "--json", "-", "-q")
     assert result.exit_code == 3
     assert json.loads(result.stdout)["smallest_bytes"] > 100 * 1024
+
+
+SEQUENCES = ("plan", "own_models:sequences", "--loss", "own_models:loss", "--deadline", "2")
+
+
+def test_longest_sequences(lowtide_command: Command, own_models: Path) -> None:
+    budget = plain_peak_bytes(lowtide_command, *SEQUENCES, "--batch", "8") + 2**20
+    args = (*SEQUENCES, "--budget", f"{budget}B", "--batch", "8", "--length", "16..4096")
+    result = lowtide_command(*args, "--json", "longest.json", "--html", "longest.html")
+    assert result.exit_code == 0
+    document = json.loads(Path("longest.json").read_text())
+    length = document["size"]
+    assert 16 < length < 4096
+    assert document["profiled"] == [16, 32]
+    assert Plan.from_json(json.dumps(document["plan"])).predicted_peak_bytes <= budget
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert lines[0] == "own_models:sequences, batch 8"
+    assert lines[2].split("  ") == ["length", "plain peak", "predicted peak", "step time", "overhead"]
+    rows = [line.split()[0] for line in lines[3:] if line[:1].isdigit()]
+    assert rows == [str(prediction["size"]) for prediction in document["predictions"]]
+    assert any(line.startswith(f"{length + 1} ") and line.endswith("does not fit") for line in lines)
+    assert any(line.startswith("longest length that fits into") and line.endswith(f": {length}") for line in lines)
+    assert "length 32: profiling one step" in result.stderr
+    assert Path("longest.html").read_text(encoding="utf-8").startswith("<!")
+    longer = (*SEQUENCES, "--budget", f"{budget}B", "--batch", "8", "--length", f"{length + length // 5}..5000", "-q")
+    refused = lowtide_command(*longer, "--json", "-")
+    assert refused.exit_code == 3
+    assert json.loads(refused.stdout)["smallest_bytes"] > budget
+    assert lowtide_command(*longer).stdout.startswith(f"length {length + length // 5} does not fit: a budget of ")
+
+
+def test_optimizer_state_shortens_sequences(lowtide_command: Command, own_models: Path) -> None:
+    budget = plain_peak_bytes(lowtide_command, *SEQUENCES) + 2**20
+    found = {}
+    for optimizer in ("none", "adam"):
+        args = (*SEQUENCES, "--budget", f"{budget}B", "--length", "16..4096", "--optimizer", optimizer, "--json", "-")
+        found[optimizer] = json.loads(lowtide_command(*args, "-q").stdout)["size"]
+    assert found["adam"] < found["none"]
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 5, 7, 8, 9, 31, 32])

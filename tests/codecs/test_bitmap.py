@@ -1,10 +1,13 @@
 """Bit-packing with NumPy, used on CPU, and with torch ops, used on other devices, gives the same bitmaps."""
 
+import tracemalloc
+
 import pytest
 import torch
 
 from lowtide.codecs import CODECS, decode
 from lowtide.codecs._bitmap import bitmap_bytes, pack_bits, pack_bits_torch, unpack_bits, unpack_bits_torch
+from lowtide.codecs.costs import measure_codec_cost
 from lowtide.codecs.mask import pack_mask_torch, unpack_mask_torch
 
 
@@ -37,3 +40,27 @@ def test_mask_codec_gives_the_same_bitmap_with_torch_ops(count: int, two: tuple[
         assert encoded.scalars == (low, low ^ high)
         assert torch.equal(encoded.parts[0], bitmap)
         assert torch.equal(decode(encoded), mask)
+
+
+@pytest.mark.parametrize("count", [2**16, 2**21])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=str)
+def test_the_predicted_workspace_of_masks_is_that_of_numpy(count: int, dtype: torch.dtype) -> None:
+    mask = torch.rand(count, generator=torch.Generator().manual_seed(0)) > 0.4
+    tensor = mask if dtype is torch.bool else mask.to(dtype) / 0.6
+    codec_cost = measure_codec_cost("mask", str(dtype).removeprefix("torch."), binary=True)
+    assert codec_cost is not None
+    predicted = codec_cost.workspace_bytes(tensor.nbytes)
+    encoded = CODECS["mask"].encode(tensor)  # also fills caches
+    assert encoded is not None
+    decode(encoded)
+    tracemalloc.start()
+    try:
+        again = CODECS["mask"].encode(tensor)
+        compressing = tracemalloc.get_traced_memory()[1] - encoded.nbytes
+        del again
+        tracemalloc.reset_peak()
+        decode(encoded)
+        decompressing = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert predicted / 2 <= max(compressing, decompressing) <= predicted

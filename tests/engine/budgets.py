@@ -32,7 +32,7 @@ class above(lowtide.budget):  # noqa: N801
     """A budget of `more` bytes above the live bytes of the process when it opens."""
 
     def __init__(self, more: int, **options: Any) -> None:
-        super().__init__(more, **options)
+        super().__init__(f"{more} B", **options)
         self.more = more
 
     def open_budget(self) -> MemoryBudget:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.profiling.peak_meter import PeakMeter
+from lowtide.engine.memory.ledger import Ledger
 from lowtide.torch_compat import tree_leaves
+from tests.allocator import allocator_peak
 
 
 @dataclass
@@ -22,13 +23,17 @@ class Step:
     buffers: dict[str, torch.Tensor]
     generator: torch.Tensor
     peak_bytes: int
+    """Peak of torch's allocator, with the bytes of the model and its batch."""
 
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 def default_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    out = model(**batch) if isinstance(batch, dict) else model(*batch)
+    return loss_of(model(**batch) if isinstance(batch, dict) else model(*batch))
+
+
+def loss_of(out: Any) -> torch.Tensor:
     loss = getattr(out, "loss", None)
     if loss is not None:
         return loss
@@ -51,8 +56,9 @@ def run_step(
     before = {k: v.detach().clone() for k, v in [*model.named_buffers(), *model.named_parameters()]}
     model.zero_grad(set_to_none=True)
     torch.manual_seed(seed)
-    base = [*model.parameters(), *model.buffers(), *(t for t in tree_leaves(batch) if isinstance(t, torch.Tensor))]
-    with PeakMeter(base) as meter:
+    base = Ledger()
+    base.count_all([*model.parameters(), *model.buffers(), *tree_leaves(batch)])
+    with allocator_peak() as peak:
         with scope or contextlib.nullcontext():
             value = loss(model, batch)
             if backward_inside:
@@ -64,7 +70,7 @@ def run_step(
         {k: None if p.grad is None else p.grad.clone() for k, p in model.named_parameters()},
         {k: v.clone() for k, v in model.named_buffers()},
         torch.get_rng_state(),
-        meter.peak_bytes,
+        base.live_bytes + peak.rise_bytes,
     )
     model.zero_grad(set_to_none=True)
     with torch.no_grad():

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide._units import format_budget
 from lowtide.codecs import chooser
 from lowtide.codecs.chooser import shared_chooser
 from lowtide.engine.memory import eviction
@@ -137,7 +138,7 @@ def test_accumulation_over_several_scopes_is_within_the_budget() -> None:
     scopes = iter([first])
 
     def scope() -> Any:
-        return next(scopes, None) or lowtide.budget(first.limit_bytes, **DROP_ONLY)
+        return next(scopes, None) or lowtide.budget(f"{first.limit_bytes} B", **DROP_ONLY)
 
     ours = run_step(model, batches, loss=lambda m, b: loss(m, scope))
     assert_equal(plain, ours)
@@ -147,14 +148,26 @@ def test_accumulation_over_several_scopes_is_within_the_budget() -> None:
 def test_a_budget_error_lists_the_holders_of_memory() -> None:
     model = stack()
     x = torch.randn(512, 256)
-    scope = above(2**18)
+    scope = above(4 * 2**20)
+    held = [x]
+
+    def hold_every_output() -> None:
+        for layer in model:
+            held.append(layer(held[-1]))
+
     with pytest.raises(lowtide.BudgetError, match="parameters, gradients, data") as caught, scope:
-        model(x).sum()
+        hold_every_output()
     text = str(caught.value)
     assert caught.value.budget_bytes == scope.limit_bytes
     assert "aten." in text
     assert "smaller batch" in text
-    assert "would be needed" in text
+    assert "float32 tensor of shape (512, 256)" in text
+    assert "lowtide.plan(model, batch, budget) names a budget that works" in text
+    at_least = caught.value.at_least_bytes
+    assert at_least is not None
+    assert scope.limit_bytes < at_least
+    assert f"at least {format_budget(at_least)} is needed" in text
+    held.clear()
     del caught
     assert nothing_evictable_left()
 
@@ -162,7 +175,7 @@ def test_a_budget_error_lists_the_holders_of_memory() -> None:
 def test_a_budget_below_the_live_bytes_raises_when_it_opens() -> None:
     held = torch.zeros(2**18)
     ledger().count(held)
-    with pytest.raises(lowtide.BudgetError, match="already use"), lowtide.budget(held.nbytes // 2):
+    with pytest.raises(lowtide.BudgetError, match="already use"), lowtide.budget(f"{held.nbytes // 2} B"):
         raise AssertionError("not reached")
     assert current_recorder() is None
 

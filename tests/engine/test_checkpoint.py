@@ -197,10 +197,41 @@ def test_no_inputs() -> None:
     assert_same(
         grads(lambda: lowtide.checkpoint(lambda: w.sin().exp()).sum(), w), grads(lambda: w.sin().exp().sum(), w)
     )
-    with pytest.raises(lowtide.NothingToDoError, match="was given no tensors and returned none that requires grad"):
-        lowtide.checkpoint(lambda: torch.ones(3))
+    assert torch.equal(lowtide.checkpoint(lambda: torch.ones(3)), torch.ones(3))
+    assert lowtide.checkpoint(lambda: None) is None
     with torch.no_grad():
         lowtide.checkpoint(lambda: torch.ones(3))
+
+
+@dataclass
+class Batch:
+    """Not registered with torch, so its tensors are not found by searching containers."""
+
+    x: torch.Tensor
+    scale: float = 2.0
+
+
+class Holder:
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+
+@pytest.mark.parametrize("wrap", [lambda b: b, Holder, lambda b: [Holder(b)]])
+def test_objects_that_hold_tensors(wrap: Any) -> None:
+    def layer(given: Any) -> Any:
+        given = given[0] if isinstance(given, list) else given
+        batch = given.batch if isinstance(given, Holder) else given
+        return wrap(Batch((batch.x * batch.scale).sin().exp()))
+
+    def loss(run: Any, x: torch.Tensor) -> torch.Tensor:
+        made = run(layer, wrap(Batch(x)))
+        made = made[0] if isinstance(made, list) else made
+        batch = made.batch if isinstance(made, Holder) else made
+        return batch.x.square().sum()
+
+    x = torch.randn(5, requires_grad=True)
+    assert_same(grads(lambda: loss(lowtide.checkpoint, x), x), grads(lambda: loss(lambda f, *args: f(*args), x), x))
+    assert lowtide.report().values_recomputed >= 2
 
 
 def test_random_numbers_are_reproduced_and_the_generator_continues() -> None:

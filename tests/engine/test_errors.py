@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -143,3 +145,10 @@ def test_a_replay_with_another_layout_is_an_error() -> None:
         loss = flip_layout(x).sin().sum()
     with pytest.raises(lowtide.ReplayMismatchError, match=r"strides \(.*SaveOps\('lowtide_test.flip_layout.default'\)"):
         loss.backward()
+
+
+def test_budget_errors_can_be_sent_to_other_processes() -> None:
+    error = lowtide.BudgetError("too small", budget_bytes=5, smallest_bytes=7, explanation="much")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is lowtide.BudgetError
+    assert (str(copy), vars(copy)) == (str(error), vars(error))

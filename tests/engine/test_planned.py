@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import os
 from collections import Counter
 from dataclasses import replace
@@ -22,17 +23,23 @@ from lowtide.engine.recording.recorded_op import RecordedOp
 from lowtide.engine.runtime import current_runtime
 from lowtide.engine.scopes.recording_scope import RecordingScope, make_recorder
 from lowtide.engine.strategies.online import WithinBudget
-from lowtide.engine.strategies.planned import PlannedStrategy
+from lowtide.engine.strategies.planned import PlannedStrategy, StepMeter
 from lowtide.engine.values.recipe import Recipe
+from lowtide.fitting import fitted_model
 from lowtide.fitting.plan import profile
 from lowtide.planning import CodecCost, Plan, solve
-from lowtide.torch_compat import innermost_hooks, innermost_mode
+from lowtide.torch_compat import innermost_hooks, innermost_mode, tree_leaves
+from tests.allocator import live_bytes
+from tests.scenarios.running import process_bytes
 
+from . import deep
+from .budgets import RandomEvictionBudget
 from .programs import Instruction, instructions, programs
 from .steps import assert_equal, run_step
 from .test_fuzz import EXAMPLES, assert_same, run
 
 modes = st.sampled_from(["after", "twice", "double"])
+seeds = st.none() | st.integers(0, 1000)
 lengths = st.sampled_from([3, 6])  # instructions per layer
 REFUSALS = (RuntimeError, IndexError, TypeError, ValueError, AttributeError)
 FUZZ = settings(
@@ -79,13 +86,19 @@ MASKS = tuple(
 
 
 class following:  # noqa: N801
-    """A scope that follows a plan and lists the names of the recorded ops."""
+    """A scope that follows a plan and lists the names of the recorded ops.
 
-    def __init__(self, plan: Plan) -> None:
+    With a `memory_budget` the step may differ from the plan, or leave out some of its ops, and evicts values.
+    """
+
+    def __init__(self, plan: Plan, memory_budget: MemoryBudget | None = None) -> None:
         runtime = current_runtime()
-        memory_budget = MemoryBudget(runtime.memory(), 2**60)
+        varies = memory_budget is not None
+        memory_budget = memory_budget or MemoryBudget(runtime.memory(), 2**60)
         self.names: dict[int, str] = {}
-        self.strategy = PlannedStrategy(plan, memory_budget, None, runtime.backward.begin)
+        self.strategy = PlannedStrategy(
+            plan, memory_budget, None, runtime.backward.begin, may_differ=varies, may_be_shorter=varies
+        )
         recorded = self.strategy.recorded
 
         def record_name(op: RecordedOp, recipe: Recipe | None) -> None:
@@ -132,16 +145,19 @@ def plan_of(names: list[str], salt: int, share: int) -> Plan:
 
 @FUZZ
 @pytest.mark.filterwarnings("ignore::lowtide.LowtideWarning")
-@given(programs, modes, lengths, st.integers(0, 1000), st.sampled_from([50, 80, 95]))
-@example(WRITTEN_TWICE, "after", 3, 3, 50)
-@example([Instruction("unary", "rrelu", 0, 0)], "after", 3, 0, 50)  # memory that is saved before it is written
-def test_random_programs_are_exact(program: list[Instruction], mode: str, length: int, salt: int, share: int) -> None:
+@given(programs, modes, lengths, st.integers(0, 1000), st.sampled_from([50, 80, 95]), seeds)
+@example(WRITTEN_TWICE, "after", 3, 3, 50, None)
+@example([Instruction("unary", "rrelu", 0, 0)], "after", 3, 0, 50, None)  # memory that is saved before it is written
+def test_random_programs_are_exact(
+    program: list[Instruction], mode: str, length: int, salt: int, share: int, seed: int | None
+) -> None:
     try:
         plain = run(program, contextlib.nullcontext(), mode, length)
     except REFUSALS:
         return
     plan = plan_of(names_of(program, mode, length), salt, share)
-    ours = run(program, following(plan), mode, length)
+    memory_budget = None if seed is None else RandomEvictionBudget(seed, None, None)
+    ours = run(program, following(plan, memory_budget), mode, length)
     for part in plain:
         assert_same(plain[part], ours[part], part)
     assert innermost_mode() is None
@@ -157,11 +173,18 @@ def test_random_programs_are_exact(program: list[Instruction], mode: str, length
     st.integers(0, 1000),
     st.sampled_from([50, 80, 95]),
     st.lists(st.tuples(st.integers(1, 23), instructions), min_size=1, max_size=3),
+    seeds,
 )
-@example(SENSITIVE_TWICE, "double", 3, 220, 50, [(4, Instruction("unary", "exp", 0, 0))])
-@example(SENSITIVE_FORMULA, "after", 3, 0, 50, [(7, Instruction("unary", "exp", 0, 0))])
+@example(SENSITIVE_TWICE, "double", 3, 220, 50, [(4, Instruction("unary", "exp", 0, 0))], None)
+@example(SENSITIVE_FORMULA, "after", 3, 0, 50, [(7, Instruction("unary", "exp", 0, 0))], None)
 def test_programs_that_differ_from_their_plan_are_exact(
-    program: list[Instruction], mode: str, length: int, salt: int, share: int, changes: list[tuple[int, Instruction]]
+    program: list[Instruction],
+    mode: str,
+    length: int,
+    salt: int,
+    share: int,
+    changes: list[tuple[int, Instruction]],
+    seed: int | None,
 ) -> None:
     other = list(program)
     for at, instruction in changes:
@@ -172,7 +195,8 @@ def test_programs_that_differ_from_their_plan_are_exact(
     except REFUSALS:
         return
     plan = plan_of(names_of(program, mode, length), salt, share)
-    ours = run(other, following(plan), mode, length)
+    memory_budget = None if seed is None else RandomEvictionBudget(seed, None, None)
+    ours = run(other, following(plan, memory_budget), mode, length)
     assert innermost_mode() is None
     assert innermost_hooks() is None
     for part in plain:
@@ -203,6 +227,78 @@ def test_the_random_programs_replay_and_follow_their_plans() -> None:
 
 
 # -- models -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet"])
+def test_spare_recipes_hold_no_memory(name: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each op, a step that may differ from its plan has the same live bytes as one that may not."""
+    model, batch = deep.build(name)
+    plain = run_step(model, batch)
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held_tensors(model, batch)}
+    beside = process_bytes() - sum(held.values())  # tensors of other tests
+    limit = int(share * plain.peak_bytes) + beside if share else smallest_budget(model, batch)
+    plan = lowtide.plan(model, batch, limit, stores=None, codecs=None, deadline_s=5.0)
+    assert len(plan.recomputed) > 0
+    live: list[int] = []
+    strategies: list[PlannedStrategy] = []
+    op_ends = StepMeter.op_ends
+
+    def op_ends_and_list(meter: StepMeter, out: Any, probe: Any) -> None:
+        op_ends(meter, out, probe)
+        live.append(live_bytes())
+
+    def measured(may_differ: bool) -> tuple[int, list[int]]:
+        def strategy(*args: Any, **options: Any) -> PlannedStrategy:
+            strategies.append(PlannedStrategy(*args, **{**options, "may_differ": may_differ}))
+            return strategies[-1]
+
+        monkeypatch.setattr(fitted_model, "PlannedStrategy", strategy)
+        lowtide.fit(model, plan=plan, budget=2**40)
+        gc.collect()
+        start = live_bytes()
+        live.clear()
+        step = run_step(model, batch)
+        lowtide.unfit(model)
+        assert_equal(plain, step)
+        return step.peak_bytes, [after - start for after in live]
+
+    monkeypatch.setattr(StepMeter, "op_ends", op_ends_and_list)
+    assert measured(may_differ=True) == measured(may_differ=False)
+    assert [strategy.left_at for strategy in strategies] == [None, None]
+    assert live
+
+
+def held_tensors(model: nn.Module, batch: Any) -> list[torch.Tensor]:
+    return [t for t in [*model.parameters(), *model.buffers(), *tree_leaves(batch)] if isinstance(t, torch.Tensor)]
+
+
+def smallest_budget(model: nn.Module, batch: Any) -> int:
+    """Return the smallest budget with a plan."""
+    with pytest.raises(lowtide.BudgetError) as caught:
+        lowtide.plan(model, batch, "1 KiB", stores=None, codecs=None)
+    assert caught.value.smallest_bytes is not None
+    return caught.value.smallest_bytes
+
+
+def test_replays_in_a_pass_that_creates_a_graph_are_not_recorded() -> None:
+    def run_twice(plan: Plan) -> tuple[following, torch.Tensor]:
+        x = torch.linspace(0, 1, 8, requires_grad=True)
+        with following(plan) as scope:
+            y = x.sin().exp().sin()
+            (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            loss = gradient.square().sum()
+        loss.backward()
+        assert x.grad is not None
+        return scope, x.grad
+
+    kept, plain = run_twice(plan_of([], 0, 0))
+    names = [kept.names[j] for j in range(len(kept.names))]
+    replaying, ours = run_twice(plan_of(names, 2, 0))
+    assert replaying.recorder.context.counts.replayed_ops > 0
+    assert replaying.names == kept.names
+    assert replaying.strategy.left_at is None
+    assert torch.equal(plain, ours)
 
 
 class Residual(nn.Module):

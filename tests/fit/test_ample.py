@@ -56,7 +56,7 @@ def test_not_where_the_budget_is_only_just_enough() -> None:
         model(x).sum().backward()
     peak = lowtide.report(model).predicted_peak_bytes
     assert peak is not None
-    lowtide.fit(model, budget=int(peak * 1.05), **DROP_ONLY)
+    lowtide.fit(model, budget=f"{int(peak * 1.05)} B", **DROP_ONLY)
     for _ in range(9):
         model(x).sum().backward()
     assert all(model.recorded)

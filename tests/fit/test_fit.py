@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import statistics
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from tests.runtimes import current_recorder, ledger, open_steps
 
 from ..engine import deep, zoo
 from ..engine.budgets import fixed_bytes
-from ..engine.steps import Step, assert_equal, run_step
+from ..engine.steps import Step, assert_equal, loss_of, run_step
 
 DROP_ONLY: dict[str, Any] = {"stores": None, "codecs": None}
 
 
 def fitted_steps(model: nn.Module, batch: Any, limit: int, steps: int = 4, **options: Any) -> list[Step]:
     """Run steps of a fitted model. The bytes that only the test holds are added to `limit`."""
-    lowtide.fit(model, budget=limit, **{**DROP_ONLY, **options})
+    lowtide.fit(model, budget=f"{limit} B", **{**DROP_ONLY, **options})
     state = registry.state_of(model)
     begin = state.before_forward
     fixed = fixed_bytes(model, batch)
@@ -43,6 +44,18 @@ def fitted_steps(model: nn.Module, batch: Any, limit: int, steps: int = 4, **opt
 
     state.before_forward = before_forward  # type: ignore[method-assign]
     return [run_step(model, batch) for _ in range(steps)]
+
+
+def smallest_limit(model: nn.Module, batch: Any) -> int:
+    """Return the smallest budget with a plan, without the bytes that only the test holds."""
+    gc.collect()
+    ledger().count_everything()
+    beside = ledger().live_bytes - fixed_bytes(model, batch)
+    with pytest.raises(lowtide.BudgetError) as caught:
+        lowtide.plan(model, batch, "1 KiB", loss=loss_of)
+    assert caught.value.smallest_bytes is not None
+    caught.value.__traceback__ = None
+    return caught.value.smallest_bytes - beside
 
 
 @pytest.mark.parametrize("share", [0.6, 0.4])
@@ -67,10 +80,12 @@ def test_held_predicted_and_exact(name: str, share: float) -> None:
 
 @pytest.mark.parametrize("name", sorted(zoo.ZOO))
 def test_every_architecture_is_exact(name: str) -> None:
+    """Also where a convolution with a large workspace is the last op, so that little memory can be saved."""
     model, batch = zoo.build(name)
     plain = run_step(model, batch)
     fixed = fixed_bytes(model, batch)
-    limit = fixed + int(0.8 * (plain.peak_bytes - fixed))
+    limit = max(fixed + int(0.8 * (plain.peak_bytes - fixed)), smallest_limit(model, batch))
+    assert limit < plain.peak_bytes
     for step in fitted_steps(model, batch, limit, steps=4):  # profiled, measured twice, not measured
         assert_equal(plain, step)
         assert step.peak_bytes <= limit
@@ -105,11 +120,11 @@ class Loop:
         return self.losses
 
 
-def tight(model: nn.Module, rows: int = 512) -> int:
+def tight(model: nn.Module, rows: int = 512) -> str:
     """Return a budget for `stack` above the live bytes at which many values are recomputed."""
     ledger().count_everything()
     parameters = sum(p.nbytes for p in model.parameters())
-    return ledger().live_bytes + 3 * parameters + 9 * rows * 64 * 4
+    return f"{ledger().live_bytes + 3 * parameters + 9 * rows * 64 * 4} B"
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
@@ -120,7 +135,7 @@ def test_training_is_bit_equal(accumulate: int) -> None:
     assert ours.run(accumulate) == expected
     report = lowtide.report(ours.model)
     assert report.steps == len(expected)
-    assert report.step_signatures >= 2
+    assert report.step_signatures == (1 if accumulate == 1 else 2)  # without and with gradients before the step
     assert report.measured_peak_bytes is None or report.measured_peak_bytes <= report.budget_bytes
     lowtide.unfit(ours.model)
 
@@ -359,17 +374,24 @@ def test_the_model_is_the_same_object_with_the_same_state() -> None:
 
 
 def test_no_state_remains() -> None:
-    gc.collect()
-    current_runtime().backward.end_if_done()  # values of other tests
-    original = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
     model = stack(3)
     lowtide.fit(model, budget="1 GiB")
     model(torch.randn(4, 64)).sum().backward()
     lowtide.unfit(model)
     gc.collect()
-    current_runtime().backward.end_if_done()
-    assert torch.autograd._engine_run_backward is original  # type: ignore[attr-defined]
+    current_runtime().backward.end_if_done()  # values of other tests
+    assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward  # type: ignore[attr-defined]
     assert not open_steps()
+
+
+def test_no_state_remains_of_a_model_that_was_freed() -> None:
+    model = lowtide.fit(stack(3), budget="1 GiB")
+    model(torch.randn(4, 64)).sum().backward()
+    del model
+    gc.collect()
+    current_runtime().backward.end_if_done()  # values of other tests
+    torch.ones(1, requires_grad=True).sum().backward()  # the next backward pass notices
+    assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -390,14 +412,7 @@ def test_the_smallest_budget_that_an_error_names_works() -> None:
     """Also for the profiled step, which has no memory to verify the largest ops."""
     model, batch = deep.build("llama")
     plain = run_step(model, batch)
-    gc.collect()
-    ledger().count_everything()
-    beside = ledger().live_bytes - fixed_bytes(model, batch)
-    with pytest.raises(lowtide.BudgetError) as caught:
-        lowtide.plan(model, batch, "1 KiB")
-    assert caught.value.smallest_bytes is not None
-    limit = caught.value.smallest_bytes - beside
-    caught.value.__traceback__ = None
+    limit = smallest_limit(model, batch)
     for step in fitted_steps(model, batch, limit):
         assert_equal(plain, step)
         assert step.peak_bytes <= limit
@@ -426,4 +441,16 @@ def test_the_report_of_a_planned_step_has_details(tmp_path: Path) -> None:
     assert details.measured_peak_bytes == report.measured_peak_bytes
     details.save_html(tmp_path / "step.html")
     assert "<svg" in (tmp_path / "step.html").read_text()
+    lowtide.unfit(model)
+
+
+def test_gradient_checkpointing_of_the_model_is_a_warning() -> None:
+    model, _ = zoo.build("gpt2")
+    model.gradient_checkpointing_enable()
+    with pytest.warns(lowtide.LowtideWarning, match="gradient_checkpointing_disable"):
+        lowtide.fit(model, budget="1 GiB")
+    model.gradient_checkpointing_disable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lowtide.fit(model, budget="1 GiB")
     lowtide.unfit(model)

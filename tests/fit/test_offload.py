@@ -21,6 +21,7 @@ from lowtide.planning import Link
 from lowtide.stores import DiskStore
 from lowtide.stores._spill_file import SpillFile
 from lowtide.stores.speed import Speed, TransferCosts
+from lowtide.torch_compat import start_recording_allocations, stop_recording_allocations
 from tests.runtimes import ledger
 
 from ..engine import deep
@@ -76,6 +77,8 @@ def test_held_predicted_and_exact(name: str, disk: DiskStore) -> None:
     assert report.predicted_peak_bytes is not None
     assert report.measured_peak_bytes is not None
     assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.03 * report.measured_peak_bytes
+    assert start_recording_allocations()  # the meter of these steps has stopped its own
+    stop_recording_allocations()
     assert "offloaded" in str(report.plan)
     assert report.details().predicted_peak_bytes == report.plan.predicted_peak_bytes
     lowtide.unfit(model)
@@ -107,7 +110,7 @@ def test_a_full_disk_is_not_used_by_later_plans(small_disk: Path) -> None:
         warnings.simplefilter("always")
         take_to_be_quick(store)
         limit = ledger().live_bytes + int(0.4 * plain.peak_bytes)
-        plan = lowtide.plan(model, batch, limit, stores=store, codecs=None)
+        plan = lowtide.plan(model, batch, f"{limit} B", stores=store, codecs=None)
         assert plan.offload
         assert plan.prefetches
         lowtide.fit(model, plan=plan, stores=store, codecs=None)
@@ -125,7 +128,7 @@ def test_a_plan_needs_its_store(disk: DiskStore) -> None:
     model, batch = deep.build("gpt2")
     ledger().count_everything()
     plain = lowtide.plan(model, batch, 2**60).plain_peak_bytes
-    plan = lowtide.plan(model, batch, int(0.5 * plain), stores=disk)
+    plan = lowtide.plan(model, batch, f"{int(0.5 * plain)} B", stores=disk)
     assert plan.offload
     with pytest.raises(lowtide.LowtideError, match=r"to the store 'disk'.*stores=\('disk',\)"):
         lowtide.fit(model, plan=plan)
@@ -148,7 +151,7 @@ def test_an_exception_in_forward_leaves_nothing_on_the_disk(disk: DiskStore) -> 
     model, x = Fails(), torch.randn(512, 256)
     ledger().count_everything()
     plain = lowtide.plan(model, x, 2**60).plain_peak_bytes
-    plan = lowtide.plan(model, x, int(0.8 * plain), stores=disk)
+    plan = lowtide.plan(model, x, f"{int(0.8 * plain)} B", stores=disk)
     assert plan.offload
     lowtide.fit(model, plan=plan, stores=disk, codecs=None)
     model.fail = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide._units import parse_budget
 from lowtide.fitting.plan import profile
 from lowtide.planning import simulate
+from tests.allocator import live_bytes
 from tests.runtimes import ledger
 
 from ..engine import deep
@@ -42,7 +45,7 @@ def test_a_plan_is_obeyed_from_the_first_step(tmp_path: Path) -> None:
     ledger().count_everything()
     trace = profile(model, batch)
     limit = int(0.6 * trace.peak_bytes)
-    plan = lowtide.plan(model, batch, limit)
+    plan = lowtide.plan(model, batch, f"{limit} B")
     assert plan.predicted_peak_bytes <= limit
     plan.save(tmp_path / "plan.json")
     released = type(plan).load(tmp_path / "plan.json")
@@ -56,15 +59,21 @@ def test_a_plan_is_obeyed_from_the_first_step(tmp_path: Path) -> None:
     lowtide.unfit(model)
 
 
-@pytest.mark.parametrize("name", ["llama", "vit"])
+@pytest.mark.parametrize("name", ["llama", "resnet", "vit"])
 def test_a_budget_error_names_the_smallest_budget(name: str) -> None:
     model, batch = deep.build(name)
     with pytest.raises(lowtide.BudgetError, match="smallest that works") as caught:
         lowtide.plan(model, batch, "300 KiB", deadline_s=5)
     smallest = caught.value.smallest_bytes
     assert smallest is not None
-    assert "What helps" in str(caught.value)
-    plan = lowtide.plan(model, batch, smallest, deadline_s=5)
+    text = str(caught.value)
+    assert "What helps" in text
+    assert re.search(r"\n +[\d.]+ [KM]iB  \d+ × aten\.\S+ of \S+, float32 \(\d+(, \d+)+\)", text)
+    caught.value.__traceback__ = None
+    printed = re.search(r"the smallest that works is ([\d.]+ MiB)", text)
+    assert printed
+    assert parse_budget(printed[1]) >= smallest
+    plan = lowtide.plan(model, batch, f"{smallest} B", deadline_s=5)
     assert plan.predicted_peak_bytes <= smallest
 
 
@@ -117,3 +126,28 @@ def test_a_profile_within_a_tight_budget_is_like_a_free_one(name: str) -> None:
     assert tight.fingerprint == free.fingerprint
     assert [unpack.other_bytes for unpack in tight.unpacks] == [unpack.other_bytes for unpack in free.unpacks]
     assert [op.other_bytes for op in tight.ops] == [op.other_bytes for op in free.ops]
+
+
+class TwoBranches(nn.Module):
+    """Backward raises in one of two branches, while the other one waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.layer(x).tanh()
+        second = self.layer(x).sigmoid()
+        second.register_hook(self.refuse)
+        return (first + second).sum()
+
+    def refuse(self, gradient: torch.Tensor) -> None:
+        raise lowtide.BudgetError("refused", budget_bytes=1)
+
+
+def test_a_step_that_is_refused_in_backward_leaves_no_memory_behind() -> None:
+    model, batch = TwoBranches(), torch.randn(4096, 64)
+    before = live_bytes()
+    with pytest.raises(lowtide.BudgetError, match="refused"):
+        profile(model, batch)
+    assert live_bytes() - before < batch.nbytes

@@ -269,7 +269,7 @@ class NaiveSimulator:
         in_place = [write.new for write in record.writes]
         scratch += [o for o in record.outputs if o not in stored and o not in in_place]
         self.resident |= stored
-        self.peak = max(self.peak, self.live() + self.size(scratch))
+        self.peak = max(self.peak, self.live() + self.size(scratch) + record.workspace_bytes)
         if op not in self.released:  # B5
             self.open_recipes.discard(op)
 

@@ -136,3 +136,14 @@ def test_a_step_without_ops_has_no_peak():
     empty = make_trace()
     assert simulate(empty, []).peak_bytes == 0
     assert solve(empty, 1).predicted_step_s == 1.0
+
+
+def test_the_workspace_of_an_op_is_live_during_its_replay_only():
+    # Values 1 to 3 have 10 bytes each. Op 0 is replayed for the unpack of value 1, when 2 and 3 are held.
+    trace = step([((0,), (1,), ()), ((1,), (2,), ()), ((2,), (3,), ())], [1, 10, 10, 10], unpacks=[1, 2, 3])
+    with_workspace = changed(trace, ops=(replace(trace.ops[0], workspace_bytes=100), *trace.ops[1:]))
+    keep = [False, True, True]
+    assert simulate(trace, keep).unpack_live.tolist() == [30, 20, 10]
+    assert simulate(with_workspace, keep).unpack_live.tolist() == [130, 20, 10]
+    assert simulate(with_workspace, [True] * 3).unpack_live.tolist() == [30, 20, 10]
+    assert simulate(with_workspace, keep).forward_live.tolist() == simulate(trace, keep).forward_live.tolist()

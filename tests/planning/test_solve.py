@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lowtide._errors import ArgumentError, BudgetError
-from lowtide.planning import BASELINES, Problem, Simulator, simulate, smallest, solve
+from lowtide.planning import BASELINES, Problem, Simulator, plan_or_name_budget, simulate, smallest, solve
 from lowtide.planning.candidate import judge_decisions
 from lowtide.planning.repair import repair
 
@@ -116,12 +116,48 @@ def test_budget_error_names_the_smallest_budget_and_what_to_do():
     assert "a budget of 1.00 MiB cannot be met: the smallest that works is" in text
     assert f"({error.smallest_bytes} bytes)" in text
     assert "in backward, when it unpacks the output of aten." in text
-    assert re.search(r"\d+ × aten\.\S+ of transformer\.h\.\*", text)
-    assert "a smaller batch" in text
+    assert re.search(r"\n +[\d.]+ [KM]iB  \d+ × aten\.\S+ of transformer\.h\.\*", text)
+    assert "parameters, gradients, batch and temporaries alone exceed the budget" in text
+    assert str(error).endswith(error.explanation)
     plan = solve(trace, error.smallest_bytes, deadline_s=4)
     assert plan.predicted_peak_bytes <= error.smallest_bytes
-    with pytest.raises(BudgetError):
-        solve(trace, error.smallest_bytes // 2, deadline_s=2)
+    with pytest.raises(BudgetError, match="What helps: a smaller batch or shorter sequences"):
+        solve(trace, 2 * error.smallest_bytes // 3, deadline_s=2)
+
+
+def test_budget_error_names_dtype_and_shape_of_the_largest_values():
+    trace = gpt_trace(4)
+    values = tuple(replace(value, dtype="float32", shape=(2, 16, 8)) for value in trace.values)
+    with pytest.raises(BudgetError, match=r"  \d+ × aten\.\S+ of \S+, float32 \(2, 16, 8\)"):
+        solve(replace(trace, values=values), 2**10, deadline_s=4)
+
+
+def test_a_named_budget_that_is_refused_is_not_named():
+    """A step that was profiled within 10 bytes may need more than one that was profiled within 5."""
+    asked = []
+
+    def make_plan(budget):
+        asked.append(budget)
+        if budget < 12:
+            raise BudgetError("", budget_bytes=budget, smallest_bytes=10 if budget < 10 else 12, explanation="Why.")
+        return "a plan"
+
+    with pytest.raises(
+        BudgetError, match=r"5 B cannot be met: the smallest that works is 12 B \(12 bytes\)\. Why\."
+    ) as e:
+        plan_or_name_budget(make_plan, 5)
+    assert (e.value.budget_bytes, e.value.smallest_bytes, e.value.at_least_bytes) == (5, 12, None)
+    assert asked == [5, 10, 12]
+    assert plan_or_name_budget(make_plan, 12) == "a plan"
+
+
+def test_only_a_lower_limit_is_named_if_no_named_budget_works():
+    def refuse(budget):
+        raise BudgetError("", budget_bytes=budget, smallest_bytes=2 * budget)
+
+    with pytest.raises(BudgetError, match=r"at least 16\.00 KiB is needed") as e:
+        plan_or_name_budget(refuse, 2**10)
+    assert (e.value.smallest_bytes, e.value.at_least_bytes) == (None, 2**14)
 
 
 @pytest.mark.parametrize("make", [gpt_trace, unfused_trace])

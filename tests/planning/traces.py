@@ -99,6 +99,7 @@ def traces(draw, max_ops: int = 10, writes: bool = True, pins: bool = True, node
                 pinned="random" if pins and draw(st.integers(0, 6)) == 0 else None,
                 other_bytes=draw(st.integers(0, 6)),
                 replay_s=draw(st.none() | st.just(0.5)),
+                workspace_bytes=draw(st.sampled_from((0, 0, 3, 7))),
                 writes=tuple(
                     Write(old, new, exclusive=old not in saved and read_by[old] == [j] and draw(st.booleans()))
                     for old, new in op["writes"]

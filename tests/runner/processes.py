@@ -13,6 +13,8 @@ from typing import NamedTuple
 SCRIPTS = Path(__file__).parent / "scripts"
 LOWTIDE = (sys.executable, "-m", "lowtide", "run")
 
+_ROOT = Path(__file__).parents[2]
+
 # With the MALLOC variables glibc returns large freed blocks to the system at once, so that resident memory follows the
 # live tensors.
 ENVIRONMENT = {
@@ -20,7 +22,7 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(2**17),
     "MALLOC_TRIM_THRESHOLD_": str(2**17),
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(Path(__file__).parents[2]),
+    "PYTHONPATH": os.pathsep.join(map(str, (_ROOT / "src", _ROOT))),
 }
 
 
