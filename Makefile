@@ -24,7 +24,8 @@ bench: $(READY)
 	$(PY) -m benchmarks all
 
 fuzz: $(READY)
-	LOWTIDE_FUZZ_EXAMPLES=20000 $(PY) -m pytest -n 2 -q tests/engine/test_fuzz.py tests/engine/test_planned.py
+	LOWTIDE_FUZZ_EXAMPLES=20000 $(PY) -m pytest -n 2 -q \
+	  tests/engine/test_fuzz.py tests/engine/test_planned.py tests/engine/test_torch_ops.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

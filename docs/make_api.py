@@ -21,7 +21,12 @@ WIDTH = 110
 
 # (module, heading, pages that explain it, names); names of None: all of `__all__` that earlier groups do not have
 GROUPS: list[tuple[str, str, str, list[str] | None]] = [
-    ("lowtide", "Models", "../how-to/fit.md", ["fit", "unfit", "report", "Report", "plan", "Plan", "frontier"]),
+    (
+        "lowtide",
+        "Models",
+        "../how-to/fit.md",
+        ["fit", "unfit", "report", "Report", "plan", "Plan", "longest", "LongestSize", "frontier"],
+    ),
     ("lowtide", "Scopes", "../how-to/budget.md ../how-to/policies.md", ["budget", "saving", "allow_replay"]),
     ("lowtide", "Functions", "../how-to/from-torch-checkpoint.md", ["checkpoint", "checkpoint_sequential"]),
     (
@@ -37,7 +42,6 @@ GROUPS: list[tuple[str, str, str, list[str] | None]] = [
         [
             "LowtideError",
             "ArgumentError",
-            "NothingToDoError",
             "BudgetError",
             "StaleSourceError",
             "ReplayMismatchError",
@@ -58,6 +62,7 @@ GROUPS: list[tuple[str, str, str, list[str] | None]] = [
         ["ScopeReport", "Pinned"],
     ),
     ("lowtide.records.budget_report", "`report().budget`", "../how-to/budget.md", ["BudgetReport"]),
+    ("lowtide.reporting.longest_size", "`LongestSize.predictions`", "../how-to/fit.md", ["SizePrediction"]),
     ("lowtide.reporting.frontier", "Result of `frontier`", "../how-to/fit.md", ["Frontier", "Point"]),
     ("lowtide.stores", "Stores", "../how-to/budget.md ../how-to/choosing.md", None),
     ("lowtide.codecs", "Codecs", "../how-to/budget.md ../how-to/choosing.md", None),
