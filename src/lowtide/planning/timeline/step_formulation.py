@@ -188,7 +188,8 @@ class StepFormulation:
     def decisions(self, x: Floats) -> Decisions:
         """Return the decisions of a solution.
 
-        From the last op to the first: an op that no stage replays or unpacks, and that no recipe reads, is kept.
+        From the last op to the first: an op that no stage replays, that no recipe reads and of which autograd saves
+        nothing is kept. A saved value that no stage unpacks can be dropped, so its op may be recorded.
         """
         table, facts = self.table, self.facts
         result = [KEPT] * facts.n_ops
@@ -207,7 +208,8 @@ class StepFormulation:
             if self.recorded[j] >= 0:
                 is_recorded = bool(replays) or x[self.recorded[j]] > 0.5
             else:
-                is_recorded = bits != all_stages(table, j) and (bool(replays) or is_read)
+                is_saved = any(facts.handles[v] for v in facts.outputs[j])
+                is_recorded = bits != all_stages(table, j) and (bool(replays) or is_read or is_saved)
             if is_recorded:
                 result[j] = bits
                 for u in facts.inputs[j]:
