@@ -84,12 +84,13 @@ def test_failures_and_steps_without_backward_leave_nothing() -> None:
     lowtide.unfit(model)
 
 
-def test_other_shapes_are_profiled_still() -> None:
+def test_larger_steps_are_profiled_still_and_smaller_ones_are_not() -> None:
     model = RecordsCalls()
     lowtide.fit(model, budget="64 GiB", **DROP_ONLY)
-    sizes: list[Any] = [16] * 8 + [8]
+    sizes: list[Any] = [16] * 8 + [8, 32]
     for rows in sizes:
         model(torch.randn(rows, 64)).sum().backward()
         model.zero_grad()
-    assert model.recorded == [True] * 6 + [False] * 2 + [True]
+    assert model.recorded == [True] * 6 + [False] * 3 + [True]
+    assert lowtide.report(model).families[0].profiled == ((16, 64),)
     lowtide.unfit(model)

@@ -45,10 +45,6 @@ log = logging.getLogger("lowtide")
 
 _MAX_FAMILIES = 16
 """Step signatures remembered per model. Doubled: more memory for traces, fewer profiles of rare shapes."""
-_MEASURED_STEPS = 2
-"""Steps measured with each plan. Doubled: two more steps with a meter."""
-_MEASURED_EVERY = 100
-"""Later, one step in 100 is measured. Doubled: errors of the prediction are found later."""
 _TRUSTED_AFTER = 5
 """Steps that must follow their plan before steps run without a recorder (see `_runs_plain`)."""
 _AMPLE = 0.1
@@ -168,11 +164,14 @@ class FittedModel:
         others = [ModelState.of(other) for other in state.models if other is not model]
         signature, sizes = signature_of(own, others, args, kwargs)
         if step is None:
-            memory.recount()
+            family = self._family_of(signature)
+            # The first profile of a family, and one after a step that has left its plan, are worth an exact count.
+            memory.recount(always=not family.variants or family.profile_next)
             bytes_before = self._count_bytes(memory, model, args, kwargs)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             inputs = {storage_key(storage) for tensor in tensors for storage in memory_of(tensor)}
-            step = self._start_step(model, signature, sizes, memory, bytes_before, inputs)
+            self._look_in_cache(family, model, signature, sizes)
+            step = self._start_step(family, sizes, memory, bytes_before, inputs)
             state.begin(step)
             was_off = True
         else:
@@ -191,16 +190,8 @@ class FittedModel:
             memory_budget.limit_bytes = min(memory_budget.limit_bytes, self.limit_bytes)
 
     def _start_step(
-        self,
-        model: nn.Module,
-        signature: Signature,
-        sizes: Sizes,
-        memory: DeviceMemory,
-        bytes_before: int,
-        inputs: Collection[int],
+        self, family: StepFamily, sizes: Sizes, memory: DeviceMemory, bytes_before: int, inputs: Collection[int]
     ) -> Step:
-        family = self._family_of(signature)
-        self._look_in_cache(family, model, signature, sizes)
         limit_bytes = min([self.limit_bytes, *(fitted.limit_bytes for fitted in family.partners)])
         choice = self._choose(family, sizes, bytes_before, limit_bytes)
         if choice.sized is not None:
@@ -211,9 +202,6 @@ class FittedModel:
                 OnlineStrategy(memory_budget), WithinBudget(limit_bytes), memory_budget=memory_budget
             )
             return Step(lambda step: self._finish_online(step, family, choice), recorder, unused=family.unused)
-        uncounted_bytes = -memory.ledger.live_bytes
-        memory.recount(always=True)  # a profile is rare, and worth an exact count
-        bytes_before += uncounted_bytes + memory.ledger.live_bytes
         # Steps free their inputs again and again. Other memory that the profiled step frees may be there only once.
         rows = memory.ledger.rows.copy()  # garbage collection may remove rows at any time
         others = [row for key, row in rows.items() if key not in inputs]
@@ -255,7 +243,7 @@ class FittedModel:
     def _start_planned(
         self, family: StepFamily, choice: Choice, plan: Plan, memory: DeviceMemory, limit_bytes: int
     ) -> Step:
-        is_measured = _is_measured(family, choice)
+        is_measured = choice.sized is not None and family.measures(choice.sized)
         if not is_measured and self._runs_plain(family, choice, plan, limit_bytes):
             return Step(lambda step: self._finish_followed(step, family, choice), n_passes=family.n_passes)
         meter = StepMeter(memory.ledger) if is_measured else None
@@ -442,12 +430,6 @@ def _ops_of(step: Step) -> int:
     if step.recorder is None:
         return 0
     return step.recorder.context.counts.ops - (step.planned.ops_left_out if step.planned is not None else 0)
-
-
-def _is_measured(family: StepFamily, choice: Choice) -> bool:
-    """Return whether the peak of the next planned step is measured."""
-    assert choice.sized is not None
-    return choice.sized.followed_steps < _MEASURED_STEPS or family.followed_steps % _MEASURED_EVERY == 0
 
 
 def device_of(model: nn.Module) -> torch.device:

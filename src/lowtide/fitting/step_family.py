@@ -12,6 +12,7 @@ same ops are one *variant*, with profiles and plans of its own.
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -54,6 +55,10 @@ _MAX_SEEN = 10_000
 _MAX_SHORT_PROFILES = 8
 """Profiles discarded in a family whose steps differ in length, because they have fewer ops than a step that left its
 plan. Doubled: more online steps where the longest steps are rare, and fewer plans that are left again."""
+_MEASURED_STEPS = 2
+"""Steps measured with each plan. Doubled: two more steps with a meter."""
+_MEASURED_EVERY = 100
+"""Later, one step in 100 is measured. Doubled: errors of the prediction are found later."""
 _LEFT_OVER = 0.01
 """Share of the limit that a step may leave in memory without a second profile. Doubled: less exact predictions."""
 
@@ -135,6 +140,8 @@ class Variant:
         """The smallest plain peak, above the bytes before the step, of a step without a plan that fits."""
         self.left_in_a_row = 0
         self._leaving_less: dict[Sizes, SizedTrace] = {}
+        self._free: OrderedDict[Sizes, tuple[SizedPlan, int]] = OrderedDict()
+        """By sizes: a plan that costs no time there, and its peak above the bytes before the step."""
         self._scaled: OrderedDict[Sizes, _Scaled] = OrderedDict()
 
     def add(self, profile: SizedTrace, leaving_less: SizedTrace) -> None:
@@ -148,6 +155,12 @@ class Variant:
         self._leaving_less = {p.sizes: self._leaving_less[p.sizes] for p in self.profiles[:-1]}
         self._leaving_less[profile.sizes] = leaving_less
         self._scaled.clear()
+        self._free.clear()
+
+    def discard_plans(self) -> None:
+        """Forget all plans. New ones are made when they are needed."""
+        self.plans.clear()
+        self._free.clear()
 
     def needs_profile(self, sizes: Sizes, limit_bytes: int) -> bool:
         """Return whether a step of these sizes must be profiled, because the profiles do not say enough about it."""
@@ -178,6 +191,22 @@ class Variant:
                 return sized.plan.link, sized.plan.codec_costs
         return None, ()
 
+    def without_cost(self, sizes: Sizes, bytes_before: int, limit_bytes: int) -> tuple[SizedPlan, int] | None:
+        """Return a plan that costs no time and an upper limit on its peak, if one is known to fit.
+
+        A plan fits if it fits sizes that are at least as large in each dimension. Small steps thus need no trace.
+        """
+        for known, (sized, own_bytes) in self._free.items():
+            if own_bytes + bytes_before <= limit_bytes and all(map(operator.le, sizes, known)):
+                self._use(sized)
+                return sized, own_bytes + bytes_before
+        return None
+
+    def _use(self, sized: SizedPlan) -> None:
+        """Make a plan the most recently used one."""
+        self.plans.remove(sized)
+        self.plans.append(sized)
+
     def fastest(self, sizes: Sizes, bytes_before: int, limit_bytes: int) -> tuple[SizedPlan, int] | None:
         """Return the fastest plan that fits and its peak, or None if no plan of this rung fits."""
         step = self.at(sizes)
@@ -194,8 +223,11 @@ class Variant:
         costs_time = best.step_s > step.plain_s
         if costs_time and all(self.at(other.sizes).own_bytes > _RUNG * step.own_bytes for _, other in fitting):
             return None  # all were made for much larger steps
-        self.plans.remove(sized)
-        self.plans.append(sized)
+        self._use(sized)
+        if not costs_time:
+            self._free[sizes] = sized, best.peak_bytes - step.bytes_before
+            while len(self._free) > _MAX_SCALED:
+                self._free.popitem(last=False)
         return sized, best.peak_bytes + grown_bytes
 
     def make_plan(self, sizes: Sizes, bytes_before: int, limit_bytes: int, solve: Solve) -> None:
@@ -216,6 +248,7 @@ class Variant:
         made = SizedPlan(plan, sizes, trace, bytes_before)
         others = [sized for sized in self.plans if sized.sizes != sizes]
         self.plans = [*others[-_MAX_PLANS + 1 :], made]
+        self._free = OrderedDict((size, found) for size, found in self._free.items() if found[0] in self.plans)
         if self._costs() != costs:
             self._scaled.clear()  # predictions need the link and the codecs
 
@@ -325,10 +358,17 @@ class StepFamily:
             given = self.given.get(sizes)
             if given is not None:
                 return Choice(sizes, given, given.plan.predicted_peak_bytes)
+        if variant is not None and not self.profile_next and variant.left_in_a_row < _MAX_LEFT:
+            found = variant.without_cost(sizes, bytes_before, limit_bytes - self.margin_bytes)
+            if found is not None and not self.measures(found[0]):
+                return Choice(sizes, *found, variant=variant)
         if variant is None or self.profile_next or variant.needs_profile(sizes, limit_bytes):
             self.profile_next = False
             return Choice(sizes, is_profiled=True)
-        limit_bytes -= self.margin_bytes
+        return self._choose_plan(variant, sizes, bytes_before, limit_bytes - self.margin_bytes, solve)
+
+    def _choose_plan(self, variant: Variant, sizes: Sizes, bytes_before: int, limit_bytes: int, solve: Solve) -> Choice:
+        """Return the plan of a step whose bytes are known well enough."""
         step = variant.at(sizes)
         if step.own_bytes >= variant.infeasible_bytes or variant.left_in_a_row >= _MAX_LEFT:
             return Choice(sizes, variant=variant)
@@ -348,6 +388,10 @@ class StepFamily:
             return Choice(sizes, variant=variant)
         sized, peak_bytes = found
         return Choice(sizes, sized, peak_bytes, variant=variant)
+
+    def measures(self, sized: SizedPlan) -> bool:
+        """Return whether the peak of the next step with this plan is measured. Its prediction must be exact."""
+        return sized.followed_steps < _MEASURED_STEPS or self.followed_steps % _MEASURED_EVERY == 0
 
     def _variant_for(self, sizes: Sizes) -> Variant | None:
         """Return the variant that a step of these sizes probably has: the one before, or the longest if they differ.
@@ -420,7 +464,7 @@ class StepFamily:
             self._discard_given(choice)  # it is replaced by a plan for this machine
             return
         self.margin_bytes += excess_bytes
-        choice.variant.plans.clear()
+        choice.variant.discard_plans()
 
     def _discard_given(self, choice: Choice) -> None:
         self.given_for_all = None
