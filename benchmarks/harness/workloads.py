@@ -197,11 +197,11 @@ def detection(widths: tuple[int, ...], batch: int, low: int, high: int) -> Workl
 
 
 STANDARD: dict[str, Workload] = {
-    "gpt2": language_model(4, 128, 3, 64, 512),
-    "bert": masked_language_model(4, 128, 4, 32, 320),
-    "t5": translation(3, 128, 4, 32, 192),
-    "resnet": image_classifier(16, [64, 128, 256], [6, 4, 4], 8, 64, 192),
-    "detection": detection((32, 48, 64), 3, 64, 192),
+    "gpt2": language_model(6, 192, 3, 64, 512),
+    "bert": masked_language_model(6, 192, 5, 32, 320),
+    "t5": translation(4, 192, 5, 32, 192),
+    "resnet": image_classifier(16, [64, 128, 256], [6, 4, 4], 16, 64, 192),
+    "detection": detection((32, 48, 64), 4, 64, 256),
 }
 TINY: dict[str, Workload] = {
     "gpt2": language_model(2, 64, 4, 8, 64),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -64,25 +64,32 @@ class Signature(NamedTuple):
 def signature_of(
     state: ModelState, others: Iterable[ModelState], args: Any, kwargs: Any
 ) -> tuple[Signature, tuple[int, ...]]:
-    """Return the signature of a step that begins with a call of a model in this state, and its sizes.
-
-    The sizes are the dimensions of all input tensors.
-    """
-    inputs: list[tuple[tuple[bool, ...], torch.dtype, bool]] = []
-    sizes: list[int] = []
-    for tensor in tree_leaves((args, kwargs)):
-        if isinstance(tensor, torch.Tensor):
-            shape = shape_of(tensor)
-            sizes += shape
-            inputs.append((tuple(size == 1 for size in shape), tensor.dtype, tensor.requires_grad))
+    """Return the signature of a step that begins with a call of a model in this state, and its sizes."""
+    inputs = tuple(
+        (tuple(size == 1 for size in shape_of(tensor)), tensor.dtype, tensor.requires_grad)
+        for tensor in _tensors_of((args, kwargs))
+    )
     others_states = tuple(other[:3] for other in others)
-    return Signature(tuple(inputs), *state[:3], others_states, _autocast_state()), tuple(sizes)
+    return Signature(inputs, *state[:3], others_states, _autocast_state()), sizes_of([*args, *kwargs.values()])
 
 
 def sizes_of(batch: Any) -> tuple[int, ...]:
-    """Return the dimensions of all tensors of a batch."""
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    return tuple(size for tensor in tensors for size in shape_of(tensor))
+    """Return the dimensions of all tensors of a batch, then the largest ones in each list of tensors.
+
+    Models pad lists, for example of images, to the largest dimensions. `batch` itself is not such a list.
+    """
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    sizes = [size for tensor in _tensors_of(parts) for size in shape_of(tensor)]
+    for part in parts if isinstance(parts, (list, tuple)) else ():
+        if isinstance(part, (list, tuple)) and len(part) > 1 and all(isinstance(item, torch.Tensor) for item in part):
+            shapes = [shape_of(item) for item in part]
+            if len({len(shape) for shape in shapes}) == 1:
+                sizes += map(max, zip(*shapes, strict=True))
+    return tuple(sizes)
+
+
+def _tensors_of(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _autocast_state() -> tuple[torch.dtype | None, ...]:

@@ -4,10 +4,10 @@ The *sizes* of a step are the dimensions of its inputs. Sizes that are equal in 
 count as one variable. Each number of a trace is then a function of the variables:
 
 - A dimension of a value is a monomial `c · x^i · y^j`, such as batch times length, or a variable divided by a stride
-  and rounded, as in convolutions.
+  and rounded, as in convolutions, perhaps after padding to a multiple.
 - Bytes of values without a shape are monomials.
 - Other bytes, and what does not fit one of these forms, are a constant plus multiples of the monomials that values
-  have. With few profiles, only one of these monomials at a time.
+  have, of as few of them as possible.
 
 Several functions may agree with all profiles. The largest one gives the trace, so that a plan for it fits, and the
 distance to the smallest one is the uncertainty. One more profile then tells which function is right.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,8 +38,12 @@ _MAX_DEGREE = 3
 """Degree of monomials in two or three variables. Doubled: slower, and more functions agree with the profiles."""
 _MAX_DEGREE_OTHERS = 2
 """The same in one variable, and in more than three."""
-_EXACT = 0.5
-"""Bytes, or elements of a dimension, by which an exact function may differ from a profile."""
+_EXACT = 1e-9
+"""Share of a number by which an exact function may differ from it: floating point is not exact."""
+_MAX_TERMS = 3
+"""Monomials in a sum. Doubled: slower, and hardly any other bytes need more."""
+_MAX_CHOICES = 50
+"""Sums tried of each number of monomials. Doubled: slower, and exact with more sizes that vary on their own."""
 
 
 @dataclass(frozen=True)
@@ -148,14 +153,73 @@ class _Range:
 def _exponents(n_variables: int) -> Floats:
     """Return the exponents of all monomials, one row each. The first one is the constant."""
     degree = _MAX_DEGREE if 1 < n_variables <= _MAX_DEGREE else _MAX_DEGREE_OTHERS
-    choices = itertools.product(range(degree + 1), repeat=n_variables)
-    return np.array([exponents for exponents in choices if sum(exponents) <= degree], dtype=np.float64)
+    factors = itertools.combinations_with_replacement(range(-1, n_variables), degree)  # -1 stands for a factor of 1
+    return np.array([[chosen.count(v) for v in range(n_variables)] for chosen in factors], dtype=np.float64)
 
 
 def _product(left: Floats, right: Floats) -> Floats:
     """Return the matrix product without BLAS, whose threads would spin on other cores for 0.1 s after each call."""
     found: Floats = np.einsum("...i,ij->...j", left, right)
     return found
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Functions of some columns: a constant plus multiples of the same monomials."""
+
+    terms: tuple[int, ...]
+    """The monomials, by index."""
+    columns: npt.NDArray[np.intp]
+    factors: Floats
+    """By term and column, the constant first."""
+    highest_error: Floats
+    lowest_error: Floats
+
+
+@functools.lru_cache(maxsize=32)  # the same for all sizes that were not profiled
+def _fitted_sums(monomials: bytes, numbers: bytes, n_profiles: int) -> tuple[_Sums, ...]:
+    """Fit the columns of `numbers` that are not constant. Both arrays have a row per profile.
+
+    The fewest monomials that agree with all profiles count, and all such sums. Where no sum agrees, the result has all
+    single monomials, with their errors.
+    """
+    at_profiles = np.frombuffer(monomials).reshape(n_profiles, -1)
+    rows = np.frombuffer(numbers).reshape(n_profiles, -1)
+    n_monomials = at_profiles.shape[1]
+    columns = np.flatnonzero((rows != rows[0]).any(axis=0))
+    found: list[_Sums] = []
+    inexact: list[_Sums] = []
+    for n_terms in range(1, _MAX_TERMS + 1):
+        n_needed = n_terms + (1 if n_terms == n_monomials else 2)  # one more than unknowns shows which sums agree
+        if n_terms > 1 and (n_needed > n_profiles or math.comb(n_monomials, n_terms) > _MAX_CHOICES):
+            break
+        is_fitted = np.zeros(len(columns), dtype=np.bool_)
+        for terms in itertools.combinations(range(n_monomials), n_terms) if len(columns) else ():
+            matrix = np.column_stack([np.ones(n_profiles), at_profiles[:, terms]])
+            scales = np.abs(matrix).max(axis=0)
+            if np.linalg.matrix_rank(matrix / scales) < len(scales):
+                continue
+            factors = _product(np.linalg.pinv(matrix / scales), rows[:, columns]) / scales[:, None]
+            error = rows[:, columns] - _product(matrix, factors)
+            agrees = (np.abs(error) <= _EXACT * np.abs(rows[:, columns]).max(axis=0)).all(axis=0)
+            is_fitted |= agrees
+            nothing = np.zeros(int(agrees.sum()))
+            found.append(_Sums(terms, columns[agrees], factors[:, agrees], nothing, nothing))
+            if n_terms == 1:
+                inexact.append(_Sums(terms, columns, factors, error.max(axis=0), error.min(axis=0)))
+        columns = columns[~is_fitted]
+    for sums in inexact:
+        is_open = np.isin(sums.columns, columns)
+        found.append(
+            _Sums(
+                sums.terms,
+                sums.columns[is_open],
+                sums.factors[:, is_open],
+                sums.highest_error[is_open],
+                sums.lowest_error[is_open],
+            )
+        )
+    return tuple(sums for sums in found if len(sums.columns))
 
 
 class _Fits:
@@ -191,7 +255,7 @@ class _Fits:
         """Return the factor of a monomial for each column, and which columns are this monomial."""
         at_profiles = self._monomials[index][0]
         factor: Floats = rows[-1] / at_profiles[-1]
-        return factor, (np.abs(at_profiles[:, None] * factor - rows) < _EXACT).all(axis=0)
+        return factor, (np.abs(at_profiles[:, None] * factor - rows) <= _EXACT * np.abs(rows)).all(axis=0)
 
     def round_monomials(self, values: Floats, found: _Range) -> None:
         """Let other bytes grow as the values with the same monomial, whose dimensions may be rounded."""
@@ -205,42 +269,41 @@ class _Fits:
 
     def with_constant(self, rows: Floats) -> _Range:
         """Fit a constant plus multiples of monomials to each column. The results lie above all profiles."""
-        used = sorted(self._used) or range(1, len(self._monomials))
-        enough = len(rows) > len(used)
-        upper = np.full(rows.shape[1], -np.inf)
-        lower = np.full(rows.shape[1], np.inf)
-        for terms in [list(used)] if enough else [[index] for index in used]:
-            at_profiles = np.column_stack([np.ones(len(rows)), *(self._monomials[index][0] for index in terms)])
-            rounded = [self._rounded.get(index, (self._monomials[index][1],) * 2) for index in terms]
+        used = sorted(self._used) or list(range(1, len(self._monomials)))
+        at_profiles = np.column_stack([self._monomials[index][0] for index in used])
+        limits = np.full((2, rows.shape[1]), [[-np.inf], [np.inf]])
+        for found in _fitted_sums(at_profiles.tobytes(), rows.tobytes(), len(rows)):
+            rounded = [self._rounded.get(used[i], (self._monomials[used[i]][1],) * 2) for i in found.terms]
             largest, smallest = np.array([(1.0, 1.0), *rounded]).T
-            scales = np.abs(at_profiles).max(axis=0)
-            if np.linalg.matrix_rank(at_profiles / scales) < len(scales):
-                continue
-            factors = _product(np.linalg.pinv(at_profiles / scales), rows)
-            error = rows - _product(at_profiles / scales, factors)
-            rising, falling = np.maximum(factors, 0), np.minimum(factors, 0)
-            highest = _product(largest / scales, rising) + _product(smallest / scales, falling)
-            lowest = _product(smallest / scales, rising) + _product(largest / scales, falling)
-            upper = np.maximum(upper, highest + error.max(axis=0))
-            lower = np.minimum(lower, lowest + error.min(axis=0))
-        constant = (rows == rows[0]).all(axis=0) | ~np.isfinite(upper)
-        highest, lowest = rows.max(axis=0), rows.min(axis=0)
-        return _Range(np.where(constant, highest, upper), np.where(constant, lowest, lower))
+            rising, falling = np.maximum(found.factors, 0), np.minimum(found.factors, 0)
+            upper = _product(largest, rising) + _product(smallest, falling) + found.highest_error
+            lower = _product(smallest, rising) + _product(largest, falling) + found.lowest_error
+            limits[0, found.columns] = np.maximum(limits[0, found.columns], upper)
+            limits[1, found.columns] = np.minimum(limits[1, found.columns], lower)
+        is_open = ~np.isfinite(limits[0])
+        return _Range(np.where(is_open, rows.max(axis=0), limits[0]), np.where(is_open, rows.min(axis=0), limits[1]))
 
-    def strided(self, rows: Floats) -> tuple[_Range, npt.NDArray[np.bool_]]:
-        """Fit `floor((variable + offset) / stride)` to each column. Return the results, and which columns have any."""
+    def strided(self, rows: Floats, factors: Sequence[int] = (1,)) -> tuple[_Range, npt.NDArray[np.bool_]]:
+        """Fit `factor * floor((variable + offset) / (factor * stride))` to each column.
+
+        Return the results, and which columns have any.
+        """
         upper = np.full(rows.shape[1], -np.inf)
         lower = np.full(rows.shape[1], np.inf)
-        for variable, stride in itertools.product(range(len(self._wanted)), _STRIDES):
-            x = self._variables[:, variable : variable + 1]
-            if len(set(x[:, 0])) == 1:
+        varies = (self._variables != self._variables[0]).any(axis=0)
+        variables, wanted = self._variables.T[varies, :, None], self._wanted[varies, None]
+        for factor, padded in ((f, p) for f in factors for p in _STRIDES if p >= f):
+            is_multiple = (rows % factor == 0).all(axis=0)
+            if not is_multiple.any():
                 continue
-            least = (stride * rows - x).max(axis=0)
-            most = (stride * rows - x).min(axis=0) + stride - 1
-            agrees = least <= most
-            wanted = self._wanted[variable]
-            upper[agrees] = np.maximum(upper[agrees], np.floor((wanted + most[agrees]) / stride))
-            lower[agrees] = np.minimum(lower[agrees], np.floor((wanted + least[agrees]) / stride))
+            needed = padded // factor * rows - variables
+            least = needed.max(axis=1)
+            most = needed.min(axis=1) + padded - 1
+            agrees = (least <= most) & is_multiple
+            largest = factor * np.floor((wanted + most) / padded)
+            smallest = factor * np.floor((wanted + least) / padded)
+            upper = np.maximum(upper, np.where(agrees, largest, -np.inf).max(axis=0, initial=-np.inf))
+            lower = np.minimum(lower, np.where(agrees, smallest, np.inf).min(axis=0, initial=np.inf))
         return _Range(upper, lower), np.isfinite(upper)
 
 
@@ -277,19 +340,27 @@ def _value_bytes(profiles: Sequence[SizedTrace], fits: _Fits) -> _Range:
     return found
 
 
-def _dimensions(dims: Floats, fits: _Fits) -> _Range:
+def _dimensions(all_dims: Floats, fits: _Fits) -> _Range:
     """Return the dimensions of values."""
+    dims, place = np.unique(all_dims, axis=1, return_inverse=True)
     monomial, is_monomial = fits.monomial(dims)
     strided, is_strided = fits.strided(dims)
+    varies = (dims != dims[0]).any(axis=0)
+    is_strided &= varies
+    is_open = varies & ~is_monomial & ~is_strided
+    if is_open.any():  # only then may it be padded to a multiple: other forms are more common
+        padded, is_strided[is_open] = fits.strided(dims[:, is_open], _STRIDES[1:])
+        strided.upper[is_open], strided.lower[is_open] = padded.upper, padded.lower
     other = fits.with_constant(dims)
-    is_strided &= (dims != dims[0]).any(axis=0)
     # Half of 32, 64 and 128 may be rounded up or down at other sizes: such a dimension has both forms.
     upper = np.maximum(np.where(is_monomial, np.ceil(monomial.upper), 0), np.where(is_strided, strided.upper, 0))
     lower = np.minimum(
         np.where(is_monomial, np.floor(monomial.lower), np.inf), np.where(is_strided, strided.lower, np.inf)
     )
     known = is_monomial | is_strided
-    return _Range(np.where(known, upper, np.ceil(other.upper)), np.where(known, lower, np.floor(other.lower)))
+    highest = np.where(known, upper, np.ceil(other.upper))
+    lowest = np.where(known, lower, np.floor(other.lower))
+    return _Range(highest[place], lowest[place])
 
 
 # -- traces from rows of numbers ------------------------------------------------------------------------
