@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import hashlib
 import itertools
 import sys
@@ -194,6 +195,7 @@ class Loop:
         self.start_s = time.process_time() - start
         self.digest = hashlib.blake2b()
         self.steps = 0
+        gc.collect()  # imports leave so many objects that a later collection takes as long as some steps
 
     def probe(self) -> Probed:
         """Return the highest peak of the largest batches, and the number of different sizes. Then begin again."""

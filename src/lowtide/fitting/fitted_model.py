@@ -166,7 +166,7 @@ class FittedModel:
         if step is None:
             family = self._family_of(signature)
             # The first profile of a family, and one after a step that has left its plan, are worth an exact count.
-            memory.recount(always=not family.variants or family.profile_next)
+            memory.recount(always=family.is_new or family.profile_next)
             bytes_before = self._count_bytes(memory, model, args, kwargs)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             inputs = {storage_key(storage) for tensor in tensors for storage in memory_of(tensor)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +47,7 @@ class Signature(NamedTuple):
     inputs: tuple[tuple[tuple[bool, ...], torch.dtype, bool], ...]
     """By input tensor of the first call: which of its dimensions are 1, its dtype and `requires_grad`.
 
-    Torch runs other ops for dimensions of size 1.
+    Torch runs other ops for dimensions of size 1. Those of tensors in lists, such as boxes in images, rarely matter.
     """
     training: bytes
     """By module: the `training` flag."""
@@ -65,12 +65,18 @@ def signature_of(
     state: ModelState, others: Iterable[ModelState], args: Any, kwargs: Any
 ) -> tuple[Signature, tuple[int, ...]]:
     """Return the signature of a step that begins with a call of a model in this state, and its sizes."""
+    parts = [*args, *kwargs.values()]
+    listed = {id(item) for found in _lists_of_tensors(parts) for item in found}
     inputs = tuple(
-        (tuple(size == 1 for size in shape_of(tensor)), tensor.dtype, tensor.requires_grad)
-        for tensor in _tensors_of((args, kwargs))
+        (
+            () if id(tensor) in listed else tuple(size == 1 for size in shape_of(tensor)),
+            tensor.dtype,
+            tensor.requires_grad,
+        )
+        for tensor in _tensors_of(parts)
     )
     others_states = tuple(other[:3] for other in others)
-    return Signature(inputs, *state[:3], others_states, _autocast_state()), sizes_of([*args, *kwargs.values()])
+    return Signature(inputs, *state[:3], others_states, _autocast_state()), sizes_of(parts)
 
 
 def sizes_of(batch: Any) -> tuple[int, ...]:
@@ -80,12 +86,21 @@ def sizes_of(batch: Any) -> tuple[int, ...]:
     """
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     sizes = [size for tensor in _tensors_of(parts) for size in shape_of(tensor)]
-    for part in parts if isinstance(parts, (list, tuple)) else ():
-        if isinstance(part, (list, tuple)) and len(part) > 1 and all(isinstance(item, torch.Tensor) for item in part):
-            shapes = [shape_of(item) for item in part]
-            if len({len(shape) for shape in shapes}) == 1:
-                sizes += map(max, zip(*shapes, strict=True))
+    for found in _lists_of_tensors(parts if isinstance(parts, (list, tuple)) else ()):
+        sizes += map(max, zip(*map(shape_of, found), strict=True))
     return tuple(sizes)
+
+
+def _lists_of_tensors(parts: Sequence[Any]) -> list[Sequence[torch.Tensor]]:
+    """Return the arguments that are lists of several tensors with the same number of dimensions."""
+    return [
+        part
+        for part in parts
+        if isinstance(part, (list, tuple))
+        and len(part) > 1
+        and all(isinstance(item, torch.Tensor) for item in part)
+        and len({len(shape_of(item)) for item in part}) == 1
+    ]
 
 
 def _tensors_of(tree: Any) -> list[torch.Tensor]:

@@ -36,7 +36,7 @@ _RUNG = 1.25
 """Plain peak of the largest step of a rung over that of the smallest. Doubled: half the plans, each slower."""
 _RUNG_SEARCHES = 4
 """Traces made to find the largest sizes of a rung. Doubled: plans fit slightly more sizes."""
-_MAX_UNCERTAIN = 0.02
+_MAX_UNCERTAIN = 0.05
 """Share of the limit by which the bytes of a step may be uncertain. Doubled: fewer profiles, slower plans."""
 _SCALED_MARGIN = 200
 """A plan for a trace that was not profiled leaves 1/200 of the limit free in addition. Doubled: half the margin."""
@@ -319,6 +319,11 @@ class StepFamily:
     unplanned_steps: int = 0
     sizes_seen: set[Sizes] = field(default_factory=set)
     """At most `_MAX_SEEN`."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no step was profiled yet."""
+        return not self.variants and self.new_profile is None
 
     @property
     def plans(self) -> list[SizedPlan]:
