@@ -74,9 +74,8 @@ def test_a_plan_fits_and_no_decisions_are_faster_than_the_bound(trace, budget):
         assert bound.step_s <= trace.step_s + min(fitting) + 1e-6
 
 
-@pytest.mark.parametrize("make", [gpt_trace, unfused_trace])
-def test_tied_blocks_cost_at_most_half_a_percent(make):
-    trace = make(4)
+@pytest.mark.parametrize("trace", [gpt_trace(12), unfused_trace(4)], ids=["gpt", "unfused"])
+def test_tied_blocks_cost_at_most_half_a_percent(trace):
     problem = Problem(trace)
     simulator = Simulator(problem)
     plain = simulator.run(problem.keep_all())

@@ -9,7 +9,7 @@ from lowtide.planning.repetition import find_repeated_blocks, tie_blocks
 from lowtide.planning.segments import block_cuts, crossing_bytes, keep_at_cuts, layers_of
 from lowtide.records import Trace
 
-from .traces import changed, gpt_trace, traces, unfused_trace
+from .traces import cell_trace, changed, gpt_trace, traces, unfused_trace
 
 
 def test_the_layers_of_a_transformer_are_repeated_blocks():
@@ -71,6 +71,18 @@ def test_tied_ops_have_equal_names_and_sizes():
     for op, tie in zip(trace.ops, ties, strict=True):
         shape = (op.name, len(op.inputs), tuple(trace.values[v].nbytes for v in op.outputs))
         assert shapes.setdefault(tie, shape) == shape
+
+
+def test_several_short_blocks_are_tied_as_one():
+    problem = Problem(cell_trace(60))
+    (repeat,) = find_repeated_blocks(problem)
+    ties = tie_blocks(problem, [repeat])
+    end = repeat.start + repeat.blocks * repeat.period
+    assert repeat.period < 36
+    assert ties[end - 1] != ties[end - 1 - repeat.period]
+    middle = end - 80 * 3  # in a group of several blocks
+    assert ties[middle] != ties[middle - repeat.period]
+    assert len(set(ties)) < problem.n_ops / 2
 
 
 def test_only_the_residual_stream_crosses_block_cuts():

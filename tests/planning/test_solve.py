@@ -14,7 +14,7 @@ from lowtide.planning.candidate import judge_decisions
 from lowtide.planning.repair import repair
 
 from .naive import naive_simulation
-from .traces import changed, gpt_trace, traces, training_traces, unet_trace, unfused_trace
+from .traces import cell_trace, changed, gpt_trace, traces, training_traces, unet_trace, unfused_trace
 
 
 def peak_of(trace, baseline="keep all"):
@@ -44,6 +44,16 @@ def test_plans_are_close_to_the_bound(trace, share, gap, seconds):
     assert plan.gap < gap
     simulation = simulate(trace, plan.keep, plan.released)
     assert (simulation.peak_bytes, simulation.step_s) == (plan.predicted_peak_bytes, plan.predicted_step_s)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.4])
+def test_plans_of_long_chains_are_close_to_the_bound_and_use_the_budget(share):
+    trace = cell_trace(240)
+    assert len(trace.ops) > 2000
+    budget = int(share * peak_of(trace))
+    plan = solve(trace, budget)
+    assert 0.9 * budget < plan.predicted_peak_bytes <= budget
+    assert plan.gap < 0.05
 
 
 def test_six_thousand_ops_are_planned_in_time():

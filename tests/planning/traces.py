@@ -238,6 +238,25 @@ def gpt_trace(layers: int, *, batch: int = 8, seq: int = 1024, width: int = 768,
     return m.finish()
 
 
+def cell_trace(steps: int, *, batch: int = 64, width: int = 64) -> Trace:
+    """An LSTM cell called once per time step: 11 ops per step, and a state that passes through all of them."""
+    m = TraceBuilder()
+    m.module = "cell"
+    weight = m.source(4 * 4 * width * width)
+    size = 4 * batch * width
+    h, c = (m.op("zeros.default", [m.source(4)], size) for _ in range(2))
+    for _ in range(steps):
+        gates = m.op("mm.default", [h, weight], 4 * size, flops=8 * batch * width * width, saves="01")
+        i, f, o = (m.op("sigmoid.default", [gates], size, saves="a") for _ in range(3))
+        g = m.op("tanh.default", [gates], size, saves="a")
+        kept, new = m.op("mul.Tensor", [f, c], size, saves="01"), m.op("mul.Tensor", [i, g], size, saves="01")
+        c = m.op("add.Tensor", [kept, new], size)
+        squashed = m.op("tanh.default", [c], size, saves="a")
+        h = m.op("mul.Tensor", [o, squashed], size, saves="01")
+    m.op("mean.default", [h], 4)
+    return m.finish()
+
+
 def unfused_trace(layers: int, *, batch: int = 4, seq: int = 1024, width: int = 1024, experts: int = 7) -> Trace:
     """A transformer in small ops: fp32 norms, rotary positions, plain attention, dense experts; 115 ops per block."""
     m = TraceBuilder()

@@ -29,6 +29,8 @@ _MOVES_PER_GROUP = 40
 time, up to `max_moves`."""
 _MOVES_PER_SIMULATION = 30
 """Moves of the fast judge that take about as long as one simulation."""
+_UNPACKS_PER_MOVE = 300
+"""Unpacks in a step of which one move takes usual work. Doubled: twice the time for long steps."""
 _REPLAYS_PER_MOVE = 50
 """Simulated replays that take about as long as the rest of a move. Doubled: more moves on plans with many replays."""
 _FINAL_TEMPERATURE = 0.001
@@ -157,7 +159,8 @@ class _Judge:
         """Work done so far, in moves of usual work."""
         if self._offload:
             return self._judged * _MOVES_PER_SIMULATION
-        return self._judged + self._fast_judge.simulated_replays / _REPLAYS_PER_MOVE
+        moves = self._judged * max(1.0, self.simulator.problem.n_unpacks / _UNPACKS_PER_MOVE)
+        return moves + self._fast_judge.simulated_replays / _REPLAYS_PER_MOVE
 
     def __call__(
         self, decisions: Decisions, penalty_s_per_byte: float = 0.0, limit_s: float = math.inf

@@ -33,6 +33,9 @@ _CUTS = 2
 """Cuts of backward. Doubled: the bound gets weaker, because shares of replays spread over the stages."""
 _FULL_UNPACKS = 16
 """Unpacks at which the staged bound limits held values. Doubled: the same bound in a little more time."""
+_MAX_STAGED_OPS = 1_000
+"""Ops above which backward is not cut into stages. Doubled: up to 5 s longer, a bound higher by 0.2 to 0.4 % of a
+step on recurrent chains."""
 _ROUNDING = 1 - 1e-9
 """Correction for the tolerance of HiGHS."""
 
@@ -61,7 +64,7 @@ def lower_bound(
     deadline = math.inf if deadline is None else deadline
     minimum_bytes = MinimumBytes(model)
     extra_s, events = _whole_step(model, minimum_bytes, budget_bytes, deadline)
-    if extra_s is not None and time.monotonic() < deadline:
+    if extra_s is not None and problem.n_ops <= _MAX_STAGED_OPS and time.monotonic() < deadline:
         live = Simulator(problem).run(problem.keep_all()).unpack_live if unpack_live is None else unpack_live
         events |= {Event("unpack", k) for k in _fullest_unpacks(live, _FULL_UNPACKS)}
         cuts = _fullest_unpacks(live, _CUTS)

@@ -21,7 +21,8 @@ class Formulation:
     V3. `stored[j]`, binary: the outputs of j are stored. Only for ops whose outputs can be stored.
     V4. `held_output[v]`: v is held too. Only for unsaved outputs of ops with several outputs. A lone output is held
         if `held[j]`.
-    V5. `early[j, k]`: j has been replayed by unpack k, and none of its outputs has been unpacked by k.
+    V5. `early[j, k]`: j has been replayed by unpack k, and none of its outputs has been unpacked by k. Far from k, one
+        variable for all ops with the same label.
     V6. `fetched[v, k]`: v is stored and has been fetched or decompressed by unpack k for a replay, and v itself has
         not been unpacked by k.
     V7. `write_wait`, `read_wait`: waiting time in forward and backward, as a share of all write and read time.

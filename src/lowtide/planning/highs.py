@@ -18,9 +18,16 @@ _MIN_TIME_LIMIT_S = 0.05
 
 
 def minimize(
-    cost: Floats, rows: Rows, upper: Floats, *, deadline: float, integrality: Floats | None = None, **options: Any
+    cost: Floats,
+    rows: Rows,
+    upper: Floats,
+    *,
+    deadline: float,
+    lower: Floats | float = 0.0,
+    integrality: Floats | None = None,
+    **options: Any,
 ) -> OptimizeResult:
-    """Return the result of `scipy.optimize.milp` for variables from 0 to `upper`.
+    """Return the result of `scipy.optimize.milp` for variables from `lower` to `upper`.
 
     `integrality` is 1 for integer variables. `deadline` is a time of `time.monotonic()`, or `math.inf`.
     """
@@ -28,5 +35,5 @@ def minimize(
         options["time_limit"] = max(_MIN_TIME_LIMIT_S, deadline - time.monotonic())
     with to_standard_error():
         return milp(
-            cost, constraints=rows.constraint(), bounds=Bounds(0, upper), integrality=integrality, options=options
+            cost, constraints=rows.constraint(), bounds=Bounds(lower, upper), integrality=integrality, options=options
         )

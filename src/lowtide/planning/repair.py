@@ -17,8 +17,13 @@ from .candidate import Candidate, judge_decisions
 from .simulator import Simulator
 
 _MAX_STEPS = 60
+_MAX_SIMULATED_OPS = 300_000
+"""Ops and replays that one repair may simulate. Doubled: up to a second longer for each repair of a
+long step, the same plans."""
 _HOLDERS_TRIED = 10
 """Ops tried in each step. Doubled: twice the time."""
+_CHANGES_TRIED = 4 * _HOLDERS_TRIED
+"""Upper limit on simulations in one step."""
 _MIN_COST = 1e-4
 """Lower limit on the cost of a change, as a share of a plain step: changes without cost do not always win."""
 
@@ -26,13 +31,18 @@ _MIN_COST = 1e-4
 def repair(simulator: Simulator, start: Candidate, budget_bytes: int, *, deadline: float) -> Candidate | None:
     """Return a plan near `start` that fits, or None."""
     best, excess = start, _excess(start, budget_bytes)
-    for _ in range(_MAX_STEPS):
-        if excess == 0:
+    simulated_ops = 0
+    for step in range(_MAX_STEPS):
+        if excess == 0 or simulated_ops > _MAX_SIMULATED_OPS:
             break
+        simulated_ops += _CHANGES_TRIED * (simulator.problem.n_ops + best.simulation.replayed_ops)
         change = _best_change(simulator, best, budget_bytes, deadline)
         if change is None:
             return None
-        best, excess = change, _excess(change, budget_bytes)
+        removed = excess - _excess(change, budget_bytes)
+        best, excess = change, excess - removed
+        if removed * (_MAX_STEPS - step) < excess:  # hopeless, even if all further steps remove as much
+            return None
     return best if excess == 0 else None
 
 

@@ -25,6 +25,9 @@ from .simulator import Simulator
 _Decisions = tuple[list[bool], frozenset[int], frozenset[int]]
 """By op: whether it is kept. The recomputed ops that are released. The kept ops that are offloaded or compressed."""
 
+_ANY_S = 1e30
+"""A limit on extra time that all plans meet."""
+
 
 def smallest(simulator: Simulator, *, limit_bytes: int = 0) -> Candidate:
     """Return the plan with the smallest peak among the simple schemes.
@@ -71,8 +74,14 @@ def _judged_if_smaller(
     keep, released, offload = decisions
     if not offload:
         kept = simulator.problem.effective_bits(bits_where(keep))
-        result = fast_judge.judge(kept, bits_of(released) & ~kept, best.peak_bytes)
-        if result is None or result.excess_bytes:
+        result = fast_judge.judge(
+            kept,
+            bits_of(released) & ~kept,
+            best.peak_bytes,
+            penalty_s_per_byte=2 * _ANY_S,  # a single excess byte exceeds the limit
+            limit_s=_ANY_S,
+        )
+        if result is None:
             return None
     other = judge_decisions(simulator, keep, released, offload=offload, limit_bytes=limit_bytes, solver="smallest peak")
     if other is None or (other.peak_bytes, other.extra_s) >= (best.peak_bytes, best.extra_s):
