@@ -30,6 +30,7 @@ from ..engine.strategies.planned import PlannedStrategy, StepMeter
 from ..engine.strategies.profile import ProfileObserver, ProfileStrategy
 from ..engine.strategies.step_profile import StepProfile
 from ..planning.scaling import SizedTrace
+from ..planning.solve import Effort
 from ..records import Plan, Trace
 from ..reporting.fit_report import FitReport
 from ..stores import Store
@@ -210,11 +211,11 @@ class FittedModel:
     def _choose(self, family: StepFamily, sizes: Sizes, bytes_before: int, limit_bytes: int) -> Choice:
         """Return what the step does. If no plan fits, it runs without one; the first time, warn."""
 
-        def solve(trace: Trace, target_bytes: int) -> Plan:
+        def solve(trace: Trace, target_bytes: int, effort: Effort) -> Plan:
             started = time.perf_counter()
             try:
                 with planning_progress() as say:
-                    plan = solve_with_margin(trace, target_bytes, say, self.store, self._codecs)
+                    plan = solve_with_margin(trace, target_bytes, say, self.store, self._codecs, effort)
             finally:
                 self.planning_s += time.perf_counter() - started
             log.info("planned in %.1f s:\n%s", time.perf_counter() - started, plan)

@@ -14,6 +14,7 @@ from ..codecs import Codec
 from ..codecs.costs import codec_costs_for
 from ..engine.runtime import current_runtime
 from ..planning import Link, Plan, solve
+from ..planning.solve import Effort
 from ..records import Trace
 from ..stores import Store
 
@@ -41,6 +42,7 @@ def solve_with_margin(
     say: Callable[[str], None],
     store: Store | None = None,
     codecs: Sequence[Codec] = (),
+    effort: Effort | None = None,
 ) -> Plan:
     """Return a plan that leaves a small part of the limit free, or else one that does not."""
     return solve(
@@ -50,6 +52,7 @@ def solve_with_margin(
         codec_costs=codec_costs_for(trace, codecs),
         leave_free_bytes=limit_bytes // MARGIN,
         deadline_s=_DEADLINE_S,
+        effort=effort,
         progress=say,
     )
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .._errors import ArgumentError, BudgetError
 from ..planning.predict import Prediction, Predictor
 from ..planning.scaling import ScaledTrace, SizedTrace, scale
+from ..planning.solve import Effort
 from ..records import Plan, Trace
 from ..records.codec_cost import CodecCost
 from ..records.link import Link
@@ -63,8 +64,10 @@ _LEFT_OVER = 0.01
 """Share of the limit that a step may leave in memory without a second profile. Doubled: less exact predictions."""
 
 Sizes = tuple[int, ...]
-Solve = Callable[[Trace, int], Plan]
+Solve = Callable[[Trace, int, Effort], Plan]
 """Returns a plan for a trace and a limit in bytes, or raises `BudgetError`."""
+_THOROUGH, _QUICK = Effort(), Effort(milp_nodes=20, only_milp=True)
+"""A plan for one of many sizes serves few steps, so it is made quickly if possible."""
 
 
 @dataclass(eq=False)
@@ -230,21 +233,21 @@ class Variant:
                 self._free.popitem(last=False)
         return sized, best.peak_bytes + grown_bytes
 
-    def make_plan(self, sizes: Sizes, bytes_before: int, limit_bytes: int, solve: Solve) -> None:
-        """Make a plan for steps of these sizes. Raises `BudgetError` if none fits."""
+    def make_plan(self, sizes: Sizes, bytes_before: int, limit_bytes: int, solve: Solve, effort: Effort) -> None:
+        """Make a plan for steps of these sizes. Raises `BudgetError` if none is found that fits."""
         step = self.at(sizes)
         trace = shift(step.scaled.trace, bytes_before - step.bytes_before)
         if all(profile.sizes != sizes for profile in self.profiles):
             limit_bytes -= limit_bytes // _SCALED_MARGIN
         costs = self._costs()
         try:
-            plan = solve(trace, limit_bytes)
+            plan = solve(trace, limit_bytes, effort)
         except BudgetError:
             less = self._leaving_less.get(sizes)
             if less is None or less.trace == step.scaled.trace:
                 raise
             trace = shift(less.trace, bytes_before - less.bytes_before)
-            plan = solve(trace, limit_bytes)
+            plan = solve(trace, limit_bytes, effort)
         made = SizedPlan(plan, sizes, trace, bytes_before)
         others = [sized for sized in self.plans if sized.sizes != sizes]
         self.plans = [*others[-_MAX_PLANS + 1 :], made]
@@ -252,10 +255,16 @@ class Variant:
         if self._costs() != costs:
             self._scaled.clear()  # predictions need the link and the codecs
 
+    def attempts(self, sizes: Sizes) -> list[tuple[Sizes, Effort]]:
+        """Return the sizes for which a plan is made until one fits steps of these sizes, and the efforts."""
+        if len(self.profiles) < 2:
+            return [(sizes, _THOROUGH)]
+        return [*((wanted, _QUICK) for wanted in dict.fromkeys((self.top_of_rung(sizes), sizes))), (sizes, _THOROUGH)]
+
     def top_of_rung(self, sizes: Sizes) -> Sizes:
         """Return the largest sizes in proportion to `sizes` whose plain peak is in the same rung."""
         step = self.at(sizes)
-        if len(self.profiles) < 2 or step.predictor is None:
+        if step.predictor is None:
             return sizes
         top_bytes = _RUNG ** math.ceil(math.log(step.own_bytes, _RUNG) - 1e-9)
         constant = [len({p.sizes[i] for p in self.profiles} | {size}) == 1 for i, size in enumerate(sizes)]
@@ -378,11 +387,11 @@ class StepFamily:
         if step.own_bytes >= variant.infeasible_bytes or variant.left_in_a_row >= _MAX_LEFT:
             return Choice(sizes, variant=variant)
         found = variant.fastest(sizes, bytes_before, limit_bytes)
-        for wanted in dict.fromkeys((variant.top_of_rung(sizes), sizes)) if found is None else ():
+        for wanted, effort in variant.attempts(sizes) if found is None else ():
             try:
-                variant.make_plan(wanted, bytes_before, limit_bytes, solve)
+                variant.make_plan(wanted, bytes_before, limit_bytes, solve, effort)
             except BudgetError:
-                if wanted == sizes:
+                if effort is _THOROUGH:
                     variant.infeasible_bytes = min(variant.infeasible_bytes, step.own_bytes)
                     self.has_no_plan = True
                     raise

@@ -58,6 +58,8 @@ class Effort:
     """Annealing searches from keeping everything. Doubled: slightly faster plans near the smallest budget."""
     annealing_moves: int = 2_000
     """Upper limit on moves in one search. Doubled: twice the annealing time for slightly faster plans."""
+    only_milp: bool = False
+    """Whether to skip simple schemes and annealing. Then a plan may be refused although there is one."""
 
 
 Progress = Callable[[str], None]
@@ -107,7 +109,7 @@ def solve(
     simulator = Simulator(Problem(trace, link, codec_costs)) if trace.copies else without_copies
     best, bound, limit_bytes = _first_plan(simulator, target_bytes, budget_bytes, effort, deadline, report)
     bound = _tightened(bound, simulator, best, limit_bytes, deadline)
-    if best.simulation.step_s - bound.step_s > _ANNEAL_ABOVE * trace.step_s:
+    if not effort.only_milp and best.simulation.step_s - bound.step_s > _ANNEAL_ABOVE * trace.step_s:
         report("far above the bound: annealing")
         best = anneal(
             simulator,
@@ -175,6 +177,8 @@ def _first_plan(
         best = _milp_plan(simulator, limit_bytes, bound, effort, milp_deadline, report)
         if best is not None:
             return best, bound, limit_bytes
+    if effort.only_milp:
+        raise BudgetError("the MILP found no plan that fits", budget_bytes=budget_bytes)
     report("the MILP found no plan that fits: trying simple schemes")
     start = smallest(simulator, limit_bytes=budget_bytes)
     fits = start.peak_bytes <= budget_bytes
