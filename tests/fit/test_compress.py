@@ -25,17 +25,18 @@ from .test_fit import fitted_steps
 
 
 class Gated(nn.Module):
-    """Layers whose largest saved values are bools and expensive to recompute."""
+    """Layers of which only bools are saved. Each is recomputed by two matrix products."""
 
-    def __init__(self, layers: int = 4, size: int = 256) -> None:
+    def __init__(self, layers: int = 16, size: int = 256) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(0.1 * torch.randn(size, size) for _ in range(layers))
+        self.scale = nn.Parameter(torch.ones(size))
+        self.weights = [0.1 * torch.randn(size, size) for _ in range(layers)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale
         for weight in self.weights:
-            big = x @ weight
-            closed = (big @ weight.detach()).sigmoid() > 0.5  # expensive, and only its bools are saved
-            x = big.masked_fill(closed, 0.5).mean(0, keepdim=True).expand(x.shape[0], -1) + 0.1
+            closed = (x.detach() @ weight @ weight.T).sigmoid() > 0.5
+            x = x.masked_fill(closed, 0.5) * 1.1
         return x.sum()
 
 
@@ -61,7 +62,7 @@ def test_masks_are_compressed_exactly(quick: None) -> None:
     torch.manual_seed(0)
     model, batch = Gated(), (torch.randn(4096, 256),)
     plain = run_step(model, batch)
-    limit = int(0.95 * plain.peak_bytes)  # compressing masks is enough; for less, sums must be recomputed anyway
+    limit = int(0.8 * plain.peak_bytes)
     for step in fitted_steps(model, batch, limit, codecs="exact"):
         assert_equal(plain, step)
         assert step.peak_bytes <= limit
