@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lowtide.reporting.fit_report import FitReport
+
 from .catalogue import ALL, GROUPS
 from .running import SHARE, Bits, outcome
 from .training import Scenario
@@ -69,11 +71,19 @@ def test_predicted_peak(scenario: Scenario) -> None:
         assert report.measured_peak_bytes is not None
         predicted = report.predicted_peak_bytes - found.other_bytes
         measured = report.measured_peak_bytes - found.other_bytes
-        assert abs(predicted / measured - 1) <= MAX_PREDICTION_ERROR
         # Settled steps that differ have different peaks: the prediction belongs to the one that was measured last.
         peaks = found.fitted.peaks[scenario.settled_after :] if scenario.period > 1 else found.fitted.peaks[-1:]
-        errors = [predicted / peak - 1 for peak in peaks]
-        assert min(map(abs, errors)) <= MAX_PREDICTION_ERROR, [f"{error:+.3f}" for error in errors]
+        for bytes_of_torch in (measured, min(peaks, key=lambda peak: abs(predicted - peak))):
+            error = predicted / bytes_of_torch - 1
+            assert -MAX_PREDICTION_ERROR <= error <= MAX_PREDICTION_ERROR + codec_bytes(report) / bytes_of_torch
+
+
+def codec_bytes(report: FitReport) -> int:
+    """Return the temporary bytes of codecs. Predictions include them. NumPy allocates them, not torch."""
+    if report.plan is None or not report.plan.compress or report.trace is None:
+        return 0
+    costs, values = report.plan.codec_costs, report.trace.values
+    return max(c.workspace_bytes(v.nbytes) for c in costs for v in values if c.accepts(v.dtype, v.nbytes, v.binary))
 
 
 @every_scenario
