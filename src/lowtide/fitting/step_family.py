@@ -141,6 +141,8 @@ class Variant:
         """The most recently used one last."""
         self.infeasible_bytes = math.inf
         """The smallest plain peak, above the bytes before the step, of a step without a plan that fits."""
+        self.refused_bytes = math.inf
+        """The same, of a step for which no plan was found quickly."""
         self.left_in_a_row = 0
         self._leaving_less: dict[Sizes, SizedTrace] = {}
         self._free: OrderedDict[Sizes, tuple[SizedPlan, int]] = OrderedDict()
@@ -259,7 +261,10 @@ class Variant:
         """Return the sizes for which a plan is made until one fits steps of these sizes, and the efforts."""
         if len(self.profiles) < 2:
             return [(sizes, _THOROUGH)]
-        return [*((wanted, _QUICK) for wanted in dict.fromkeys((self.top_of_rung(sizes), sizes))), (sizes, _THOROUGH)]
+        quick = [
+            s for s in dict.fromkeys((self.top_of_rung(sizes), sizes)) if self.at(s).own_bytes < self.refused_bytes
+        ]
+        return [*((wanted, _QUICK) for wanted in quick), (sizes, _THOROUGH)]
 
     def top_of_rung(self, sizes: Sizes) -> Sizes:
         """Return the largest sizes in proportion to `sizes` whose plain peak is in the same rung."""
@@ -391,6 +396,7 @@ class StepFamily:
             try:
                 variant.make_plan(wanted, bytes_before, limit_bytes, solve, effort)
             except BudgetError:
+                variant.refused_bytes = min(variant.refused_bytes, variant.at(wanted).own_bytes)
                 if effort is _THOROUGH:
                     variant.infeasible_bytes = min(variant.infeasible_bytes, step.own_bytes)
                     self.has_no_plan = True

@@ -170,7 +170,7 @@ def _first_plan(
     """
     now = time.monotonic()
     milp_deadline = now + _MILP_SHARE * (deadline - now)
-    for limit_bytes in dict.fromkeys((target_bytes, budget_bytes)):
+    for limit_bytes in (target_bytes,) if effort.only_milp else dict.fromkeys((target_bytes, budget_bytes)):
         bound = lower_bound(simulator.problem, limit_bytes, deadline=deadline)
         if bound.infeasible:
             continue
