@@ -11,6 +11,7 @@ from benchmarks.harness.models import gpt2
 from torch import nn
 
 import lowtide
+from lowtide.fitting.signature import ModelState, signature_of, sizes_of
 
 from ..runtimes import ledger
 
@@ -90,3 +91,22 @@ def test_steps_that_hold_other_memory_while_they_are_profiled_share_plans() -> N
         return found
 
     assert unplanned_steps(5) == unplanned_steps(8)
+
+
+def test_sizes_have_the_largest_dimensions_of_lists() -> None:
+    images = [torch.zeros(3, 20, 50), torch.zeros(3, 30, 40)]
+    assert sizes_of({"images": images, "labels": torch.zeros(2)}) == (3, 20, 50, 3, 30, 40, 2, 3, 30, 50)
+    assert sizes_of((torch.zeros(4, 5), torch.zeros(4, 7))) == (4, 5, 4, 7)  # arguments, not a list
+    assert sizes_of(([torch.zeros(4, 5), torch.zeros(4)],)) == (4, 5, 4)  # nothing that is padded together
+
+
+def test_single_items_in_lists_share_a_signature() -> None:
+    state = ModelState.of(nn.Linear(2, 2))
+
+    def signature(*rows: int, is_list: bool) -> Any:
+        boxes = [torch.zeros(n, 4) for n in rows]
+        return signature_of(state, (), (boxes,) if is_list else tuple(boxes), {})[0]
+
+    assert signature(3, 1, is_list=True) == signature(2, 5, is_list=True)
+    assert signature(3, 1, is_list=False) != signature(2, 5, is_list=False)
+    assert signature(3, 1, is_list=True) != signature(3, 1, 1, is_list=True)

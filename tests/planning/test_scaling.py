@@ -136,6 +136,39 @@ def test_sizes_that_strides_divide_do_not_hide_rounding(stride: int) -> None:
         assert (found.uncertain_bytes > 0) == (n % stride > 0)
 
 
+def test_constant_dimensions_stay_small() -> None:
+    """A size that grows by half is not taken for a dimension that grows from 1 to 1.5, rounded to 2."""
+
+    def profile(n: int, m: int) -> SizedTrace:
+        return SizedTrace((5, n, m), trace_of([n, 4 * 5 * m], 81920 * n + 8, [(1, 1, n, 1), (5, m)]), 0)
+
+    sizes = ((146, 123), (133, 112), (192, 141), (125, 77), (190, 82), (130, 67))
+    profiles = [profile(*s) for s in sizes]
+    for n, m in ((192, 158), (150, 150), (300, 40)):
+        found, true = scale(profiles, (5, n, m), 0), profile(n, m)
+        assert nbytes(found) == nbytes_of(true)
+        for event, exact in zip(found.trace.events, true.trace.events, strict=True):
+            assert 0 <= event.other_bytes - exact.other_bytes <= 1
+        assert found.uncertain_bytes == 0
+
+
+@pytest.mark.parametrize("multiple", [8, 32])
+def test_images_padded_to_a_multiple(multiple: int) -> None:
+    """The largest height of a list of images is padded to a multiple, and then halved by strides."""
+
+    def profile(first: int, second: int) -> SizedTrace:
+        largest = max(first, second)
+        padded = -(-largest // multiple) * multiple
+        shapes = [(2, 3, padded), (2, 16, padded // 2), (2, 32, padded // 8)]
+        sizes = (3, first, 3, second, 3, largest)
+        return SizedTrace(sizes, trace_of([4 * b * c * h for b, c, h in shapes], shapes=shapes), 0)
+
+    profiles = [profile(*s) for s in ((70, 90), (101, 44), (130, 165), (33, 60))]
+    for first, second in ((80, 75), (20, 140), (200, 230)):
+        found, true = nbytes(scale(profiles, profile(first, second).sizes, 0)), nbytes_of(profile(first, second))
+        assert all(exact <= scaled <= 1.2 * exact for scaled, exact in zip(found, true, strict=True))
+
+
 def nbytes_of(profile: SizedTrace) -> list[int]:
     return [value.nbytes for value in profile.trace.values]
 

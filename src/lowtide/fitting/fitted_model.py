@@ -38,9 +38,10 @@ from ..torch_compat import graph_task, memory_of, storage_key, tree_leaves
 from .make_plan import planning_progress, solve_with_margin
 from .plan_cache import PlanCache, key_of
 from .signature import ModelState, Signature, Versions, signature_of
-from .step_family import Choice, NewProfile, SizedPlan, Sizes, StepFamily
+from .step_family import Choice, NewProfile, StepFamily
 from .steps import Step, fitting_state
 from .unplanned import why_unplanned
+from .variant import SizedPlan, Sizes
 
 log = logging.getLogger("lowtide")
 

@@ -25,6 +25,10 @@ A `Trace` comes in, a `Plan` goes out. Every plan is judged by the simulator.
     annealing         simulated annealing
       moves           its random changes
 
+    scaling           traces for sizes that were not profiled
+      size_functions  functions of sizes that agree with the profiles
+    predict           peak and time of a plan for other sizes
+
     bounds            the lower bound on time
       stages          the bound with backward cut into stages
       minimum_bytes   live bytes that no plan avoids

@@ -15,35 +15,18 @@ distance to the smallest one is the uncertainty. One more profile then tells whi
 
 from __future__ import annotations
 
-import functools
-import itertools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ..records import Op, Trace, Unpack
 from ..records.trace import Value
+from .size_functions import STRIDES, Floats, NumberRange, SizeFunctions, product
 
-Floats = npt.NDArray[np.float64]
 _Record = TypeVar("_Record", bound=Op | Unpack | Value)
-
-_STRIDES = (1, 2, 4, 8, 16, 32, 64)
-"""Total strides of convolutions and pooling. Doubled: deeper pyramids of images are exact."""
-_MAX_DEGREE = 3
-"""Degree of monomials in two or three variables. Doubled: slower, and more functions agree with the profiles."""
-_MAX_DEGREE_OTHERS = 2
-"""The same in one variable, and in more than three."""
-_EXACT = 1e-9
-"""Share of a number by which an exact function may differ from it: floating point is not exact."""
-_MAX_TERMS = 3
-"""Monomials in a sum. Doubled: slower, and hardly any other bytes need more."""
-_MAX_CHOICES = 50
-"""Sums tried of each number of monomials. Doubled: slower, and exact with more sizes that vary on their own."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +94,7 @@ def scale(profiles: Sequence[SizedTrace], sizes: tuple[int, ...], bytes_before: 
     if known is not None:
         return ScaledTrace(_shifted(known.trace, bytes_before - known.bytes_before), 0)
     variables = _variables([*(p.sizes for p in profiles), sizes])
-    fits = _Fits(variables[:-1], variables[-1])
+    fits = SizeFunctions(variables[:-1], variables[-1])
     value_bytes = _value_bytes(profiles, fits)
     other_bytes = fits.with_constant(np.array([p.numbers.alive for p in profiles]))
     parts = fits.with_constant(np.array([p.numbers.parts for p in profiles]))
@@ -134,180 +117,7 @@ def _variables(rows: Sequence[Sequence[int]]) -> Floats:
     return np.array(varying or [(1,) * len(rows)], dtype=np.float64).T
 
 
-# -- functions of the sizes ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Range:
-    """The largest and smallest result of the functions that agree with all profiles."""
-
-    upper: Floats
-    lower: Floats
-
-    @property
-    def spread(self) -> Floats:
-        return self.upper - self.lower
-
-
-@functools.cache
-def _exponents(n_variables: int) -> Floats:
-    """Return the exponents of all monomials, one row each. The first one is the constant."""
-    degree = _MAX_DEGREE if 1 < n_variables <= _MAX_DEGREE else _MAX_DEGREE_OTHERS
-    factors = itertools.combinations_with_replacement(range(-1, n_variables), degree)  # -1 stands for a factor of 1
-    return np.array([[chosen.count(v) for v in range(n_variables)] for chosen in factors], dtype=np.float64)
-
-
-def _product(left: Floats, right: Floats) -> Floats:
-    """Return the matrix product without BLAS, whose threads would spin on other cores for 0.1 s after each call."""
-    found: Floats = np.einsum("...i,ij->...j", left, right)
-    return found
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Functions of some columns: a constant plus multiples of the same monomials."""
-
-    terms: tuple[int, ...]
-    """The monomials, by index."""
-    columns: npt.NDArray[np.intp]
-    factors: Floats
-    """By term and column, the constant first."""
-    highest_error: Floats
-    lowest_error: Floats
-
-
-@functools.lru_cache(maxsize=32)  # the same for all sizes that were not profiled
-def _fitted_sums(monomials: bytes, numbers: bytes, n_profiles: int) -> tuple[_Sums, ...]:
-    """Fit the columns of `numbers` that are not constant. Both arrays have a row per profile.
-
-    The fewest monomials that agree with all profiles count, and all such sums. Where no sum agrees, the result has all
-    single monomials, with their errors.
-    """
-    at_profiles = np.frombuffer(monomials).reshape(n_profiles, -1)
-    rows = np.frombuffer(numbers).reshape(n_profiles, -1)
-    n_monomials = at_profiles.shape[1]
-    columns = np.flatnonzero((rows != rows[0]).any(axis=0))
-    found: list[_Sums] = []
-    inexact: list[_Sums] = []
-    for n_terms in range(1, _MAX_TERMS + 1):
-        n_needed = n_terms + (1 if n_terms == n_monomials else 2)  # one more than unknowns shows which sums agree
-        if n_terms > 1 and (n_needed > n_profiles or math.comb(n_monomials, n_terms) > _MAX_CHOICES):
-            break
-        is_fitted = np.zeros(len(columns), dtype=np.bool_)
-        for terms in itertools.combinations(range(n_monomials), n_terms) if len(columns) else ():
-            matrix = np.column_stack([np.ones(n_profiles), at_profiles[:, terms]])
-            scales = np.abs(matrix).max(axis=0)
-            if np.linalg.matrix_rank(matrix / scales) < len(scales):
-                continue
-            factors = _product(np.linalg.pinv(matrix / scales), rows[:, columns]) / scales[:, None]
-            error = rows[:, columns] - _product(matrix, factors)
-            agrees = (np.abs(error) <= _EXACT * np.abs(rows[:, columns]).max(axis=0)).all(axis=0)
-            is_fitted |= agrees
-            nothing = np.zeros(int(agrees.sum()))
-            found.append(_Sums(terms, columns[agrees], factors[:, agrees], nothing, nothing))
-            if n_terms == 1:
-                inexact.append(_Sums(terms, columns, factors, error.max(axis=0), error.min(axis=0)))
-        columns = columns[~is_fitted]
-    for sums in inexact:
-        is_open = np.isin(sums.columns, columns)
-        found.append(
-            _Sums(
-                sums.terms,
-                sums.columns[is_open],
-                sums.factors[:, is_open],
-                sums.highest_error[is_open],
-                sums.lowest_error[is_open],
-            )
-        )
-    return tuple(sums for sums in found if len(sums.columns))
-
-
-class _Fits:
-    """Functions that agree with the profiles, evaluated for the wanted sizes."""
-
-    def __init__(self, variables: Floats, wanted: Floats) -> None:
-        """`variables` has a row per profile."""
-        self._variables = variables
-        self._wanted = wanted
-        exponents = _exponents(len(wanted))
-        at_profiles = np.prod(variables[None] ** exponents[:, None], axis=2)
-        at_wanted = np.prod(wanted**exponents, axis=1)
-        self._monomials = [(row, float(number)) for row, number in zip(at_profiles, at_wanted, strict=True)]
-        self._used: set[int] = set()
-        """The monomials that values have, by index. 0 is the constant."""
-        self._rounded: dict[int, tuple[float, float]] = {}
-        """By used monomial: the largest and smallest result for the wanted sizes, with dimensions rounded."""
-
-    def monomial(self, rows: Floats) -> tuple[_Range, npt.NDArray[np.bool_]]:
-        """Fit `c · monomial` to each column. Return the results, and which columns have any."""
-        upper = np.full(rows.shape[1], -np.inf)
-        lower = np.full(rows.shape[1], np.inf)
-        for index, (_, at_wanted) in enumerate(self._monomials):
-            factor, agrees = self._agreeing(index, rows)
-            if index and (rows[-1][agrees] > 0).any():
-                self._used.add(index)
-            found = factor * at_wanted
-            upper[agrees] = np.maximum(upper[agrees], found[agrees])
-            lower[agrees] = np.minimum(lower[agrees], found[agrees])
-        return _Range(upper, lower), np.isfinite(upper)
-
-    def _agreeing(self, index: int, rows: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Return the factor of a monomial for each column, and which columns are this monomial."""
-        at_profiles = self._monomials[index][0]
-        factor: Floats = rows[-1] / at_profiles[-1]
-        return factor, (np.abs(at_profiles[:, None] * factor - rows) <= _EXACT * np.abs(rows)).all(axis=0)
-
-    def round_monomials(self, values: Floats, found: _Range) -> None:
-        """Let other bytes grow as the values with the same monomial, whose dimensions may be rounded."""
-        for index in self._used:
-            factor, agrees = self._agreeing(index, values)
-            agrees &= factor > 0
-            at_wanted = self._monomials[index][1]
-            largest = (found.upper[agrees] / factor[agrees]).max(initial=at_wanted)
-            smallest = (found.lower[agrees] / factor[agrees]).min(initial=at_wanted)
-            self._rounded[index] = float(largest), float(smallest)
-
-    def with_constant(self, rows: Floats) -> _Range:
-        """Fit a constant plus multiples of monomials to each column. The results lie above all profiles."""
-        used = sorted(self._used) or list(range(1, len(self._monomials)))
-        at_profiles = np.column_stack([self._monomials[index][0] for index in used])
-        limits = np.full((2, rows.shape[1]), [[-np.inf], [np.inf]])
-        for found in _fitted_sums(at_profiles.tobytes(), rows.tobytes(), len(rows)):
-            rounded = [self._rounded.get(used[i], (self._monomials[used[i]][1],) * 2) for i in found.terms]
-            largest, smallest = np.array([(1.0, 1.0), *rounded]).T
-            rising, falling = np.maximum(found.factors, 0), np.minimum(found.factors, 0)
-            upper = _product(largest, rising) + _product(smallest, falling) + found.highest_error
-            lower = _product(smallest, rising) + _product(largest, falling) + found.lowest_error
-            limits[0, found.columns] = np.maximum(limits[0, found.columns], upper)
-            limits[1, found.columns] = np.minimum(limits[1, found.columns], lower)
-        is_open = ~np.isfinite(limits[0])
-        return _Range(np.where(is_open, rows.max(axis=0), limits[0]), np.where(is_open, rows.min(axis=0), limits[1]))
-
-    def strided(self, rows: Floats, factors: Sequence[int] = (1,)) -> tuple[_Range, npt.NDArray[np.bool_]]:
-        """Fit `factor * floor((variable + offset) / (factor * stride))` to each column.
-
-        Return the results, and which columns have any.
-        """
-        upper = np.full(rows.shape[1], -np.inf)
-        lower = np.full(rows.shape[1], np.inf)
-        varies = (self._variables != self._variables[0]).any(axis=0)
-        variables, wanted = self._variables.T[varies, :, None], self._wanted[varies, None]
-        for factor, padded in ((f, p) for f in factors for p in _STRIDES if p >= f):
-            is_multiple = (rows % factor == 0).all(axis=0)
-            if not is_multiple.any():
-                continue
-            needed = padded // factor * rows - variables
-            least = needed.max(axis=1)
-            most = needed.min(axis=1) + padded - 1
-            agrees = (least <= most) & is_multiple
-            largest = factor * np.floor((wanted + most) / padded)
-            smallest = factor * np.floor((wanted + least) / padded)
-            upper = np.maximum(upper, np.where(agrees, largest, -np.inf).max(axis=0, initial=-np.inf))
-            lower = np.minimum(lower, np.where(agrees, smallest, np.inf).min(axis=0, initial=np.inf))
-        return _Range(upper, lower), np.isfinite(upper)
-
-
-def _value_bytes(profiles: Sequence[SizedTrace], fits: _Fits) -> _Range:
+def _value_bytes(profiles: Sequence[SizedTrace], fits: SizeFunctions) -> NumberRange:
     """Return the bytes of the values, from their shapes if these are known."""
     traces = [p.trace for p in profiles]
     latest = traces[-1].values
@@ -335,12 +145,12 @@ def _value_bytes(profiles: Sequence[SizedTrace], fits: _Fits) -> _Range:
         both = is_monomial[shaped]
         upper[shaped] = np.where(both, np.maximum(upper[shaped], sized_upper), sized_upper)
         lower[shaped] = np.where(both, np.minimum(lower[shaped], sized_lower), sized_lower)
-    found = _Range(np.ceil(np.maximum(upper, 0)), np.maximum(lower, 0))
+    found = NumberRange(np.ceil(np.maximum(upper, 0)), np.maximum(lower, 0))
     fits.round_monomials(nbytes, found)
     return found
 
 
-def _dimensions(all_dims: Floats, fits: _Fits) -> _Range:
+def _dimensions(all_dims: Floats, fits: SizeFunctions) -> NumberRange:
     """Return the dimensions of values."""
     dims, place = np.unique(all_dims, axis=1, return_inverse=True)
     monomial, is_monomial = fits.monomial(dims)
@@ -349,7 +159,7 @@ def _dimensions(all_dims: Floats, fits: _Fits) -> _Range:
     is_strided &= varies
     is_open = varies & ~is_monomial & ~is_strided
     if is_open.any():  # only then may it be padded to a multiple: other forms are more common
-        padded, is_strided[is_open] = fits.strided(dims[:, is_open], _STRIDES[1:])
+        padded, is_strided[is_open] = fits.strided(dims[:, is_open], STRIDES[1:])
         strided.upper[is_open], strided.lower[is_open] = padded.upper, padded.lower
     other = fits.with_constant(dims)
     # Half of 32, 64 and 128 may be rounded up or down at other sizes: such a dimension has both forms.
@@ -360,19 +170,19 @@ def _dimensions(all_dims: Floats, fits: _Fits) -> _Range:
     known = is_monomial | is_strided
     highest = np.where(known, upper, np.ceil(other.upper))
     lowest = np.where(known, lower, np.floor(other.lower))
-    return _Range(highest[place], lowest[place])
+    return NumberRange(highest[place], lowest[place])
 
 
 # -- traces from rows of numbers ------------------------------------------------------------------------
 
 
-def _times(profiles: Sequence[SizedTrace], value_bytes: _Range) -> Floats:
+def _times(profiles: Sequence[SizedTrace], value_bytes: NumberRange) -> Floats:
     """Return the times of the events and their replays, which grow with the bytes of all values. 0: no replay time."""
     rows = np.array([p.numbers.times for p in profiles])
     totals = np.array([p.numbers.value_bytes.sum() for p in profiles])
     deviation = totals - totals.mean()
     variance = float((deviation**2).sum())
-    slope = _product(deviation, rows) / variance if variance else np.zeros(rows.shape[1])
+    slope = product(deviation, rows) / variance if variance else np.zeros(rows.shape[1])
     found: Floats = rows.mean(axis=0) + slope * (float(value_bytes.upper.sum()) - totals.mean())
     # Noise may give a line that falls below zero: times are at least in proportion to the smallest profile.
     smallest = int(totals.argmin())

@@ -7,7 +7,7 @@ import statistics
 from .._units import format_bytes, format_time
 from ..engine.runtime import current_runtime
 from ..fitting.fitted_model import FittedModel
-from ..fitting.step_family import SizedPlan
+from ..fitting.variant import SizedPlan
 from ..records.budget_report import BudgetReport
 from .step_finder import StepFinder
 
