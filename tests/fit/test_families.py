@@ -17,7 +17,7 @@ from tests.allocator import allocator_peak, live_bytes
 from tests.scenarios.running import process_bytes
 
 VOCABULARY, WIDTH = 64, 32
-Batch = tuple[torch.Tensor, ...]
+Batch = tuple[torch.Tensor | list[torch.Tensor], ...]
 
 
 class Transformer(nn.Module):
@@ -59,12 +59,33 @@ class ConvNet(nn.Module):
         return self.layers(images).square().mean()
 
 
+class Detector(nn.Module):
+    """Pads a list of images of different sizes to the largest height and width, rounded up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [m for _ in range(14) for m in (nn.Conv2d(8, 8, 3, 1, 1), nn.BatchNorm2d(8), nn.ReLU())]
+        self.stages = nn.ModuleList([nn.Conv2d(3, 8, 3, 1, 1), nn.Sequential(*layers), nn.Conv2d(8, 16, 3, 1, 1)])
+
+    def forward(self, images: list[torch.Tensor]) -> torch.Tensor:
+        height, width = (-(-max(image.shape[axis] for image in images) // 16) * 16 for axis in (1, 2))
+        x = torch.stack([nn.functional.pad(i, (0, width - i.shape[2], 0, height - i.shape[1])) for i in images])
+        for stage in self.stages:
+            x = nn.functional.max_pool2d(stage(x), 2)
+        return x.square().mean()
+
+
 def ids(batch: int, length: int) -> Batch:
     return (torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length)),)
 
 
 def images(batch: int, height: int, width: int) -> Batch:
     return (torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(height)),)
+
+
+def image_list(n: int) -> Batch:
+    """Return three images whose sizes depend on n in different ways."""
+    return ([images(1, 20 + side % 80, 20 + 3 * side % 90)[0][0] for side in (n, 7 * n, 5 * n + 30)],)
 
 
 def padded(length: int, has_padding: bool) -> Batch:
@@ -116,6 +137,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[Callable[[], Batch]], int]]
     "a smaller last batch": (Transformer, [lambda b=b: ids(b, 64) for b in (8, 8, 8, 3, 8, 8, 8, 3, 8, 8)], 2),
     "far longer": (Transformer, [lambda n=n: ids(8, n) for n in (16, 24, 20, 160, 30, 150, 170)], 4),
     "images": (ConvNet, [lambda n=n: images(4, n + n % 7, 2 * n - n % 5) for n in LENGTHS], 6),
+    "lists of images": (Detector, [lambda n=n: image_list(n) for n in (*LENGTHS, *LENGTHS[::-1], *LENGTHS)], 8),
 }
 """By case: the model, its batches, and the highest number of steps without a plan."""
 
