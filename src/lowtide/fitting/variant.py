@@ -61,30 +61,60 @@ class SizedPlan:
 class SizedStep:
     """A step of certain sizes, and the predictions of plans for it."""
 
-    def __init__(self, scaled: ScaledTrace, bytes_before: int, link: Link | None, costs: Sequence[CodecCost]) -> None:
-        self.scaled = scaled
+    def __init__(
+        self,
+        make: Callable[[], ScaledTrace],
+        bytes_before: int,
+        link: Link | None,
+        costs: Sequence[CodecCost],
+    ) -> None:
+        """`make` returns the trace."""
         self.bytes_before = bytes_before
-        self.predictor = Predictor(scaled.trace, link, costs) if scaled.trace.is_single_pass else None
-        plain_bytes = self.predictor.plain.peak_bytes if self.predictor is not None else scaled.trace.peak_bytes
-        self.own_bytes = max(1, plain_bytes - bytes_before)
-        """Plain peak above the bytes before the step."""
+        self._make = make
+        self._scaled: ScaledTrace | None = None
+        self._predictor: Predictor | None = None
+        self._link, self._costs = link, costs
         self._predictions: weakref.WeakKeyDictionary[SizedPlan, Prediction | None] = weakref.WeakKeyDictionary()
+        trace = self.trace
+        self.uncertain_bytes = self._whole.uncertain_bytes
+        self.is_single_pass = trace.is_single_pass
+        plain = self._predict.plain if self.is_single_pass else Prediction(trace.peak_bytes, trace.step_s)
+        self.plain_s = plain.step_s
+        """Time of the step in plain PyTorch."""
+        self.own_bytes = max(1, plain.peak_bytes - bytes_before)
+        """Plain peak above the bytes before the step."""
 
     @property
-    def plain_s(self) -> float:
-        """Time of the step in plain PyTorch."""
-        return self.predictor.plain.step_s if self.predictor is not None else self.scaled.trace.step_s
+    def _whole(self) -> ScaledTrace:
+        if self._scaled is None:
+            self._scaled = self._make()
+        return self._scaled
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the step."""
+        return self._whole.trace
+
+    @property
+    def _predict(self) -> Predictor:
+        if self._predictor is None:
+            self._predictor = Predictor(self.trace, self._link, self._costs)
+        return self._predictor
+
+    def forget_trace(self) -> None:
+        """Free the trace until it is needed: its thousands of objects make garbage collection slow."""
+        self._scaled = self._predictor = None
 
     def predict(self, sized: SizedPlan, sizes: Sizes) -> Prediction | None:
         """Return the peak and time of a plan, or None if it does not apply."""
-        if self.predictor is None:  # a timeline: plans are made for its exact sizes
+        if not self.is_single_pass:  # a timeline: plans are made for its exact sizes
             if sized.sizes != sizes:
                 return None
             peak_bytes = sized.plan.predicted_peak_bytes + self.bytes_before - sized.bytes_before
             return Prediction(peak_bytes, sized.plan.predicted_step_s)
         if sized not in self._predictions:
             try:
-                self._predictions[sized] = self.predictor.predict(sized.plan)
+                self._predictions[sized] = self._predict.predict(sized.plan)
             except ArgumentError:  # it recomputes an op that cannot be replayed at this size
                 self._predictions[sized] = None
         return self._predictions[sized]
@@ -133,15 +163,17 @@ class Variant:
             return True
         if len(self.profiles) >= _MAX_PROFILES:
             return False
-        return self.at(sizes).scaled.uncertain_bytes > _MAX_UNCERTAIN * limit_bytes
+        return self.at(sizes).uncertain_bytes > _MAX_UNCERTAIN * limit_bytes
 
     def at(self, sizes: Sizes) -> SizedStep:
         """Return the step of these sizes."""
         found = self._scaled.get(sizes)
         if found is None:
-            bytes_before = self.profiles[-1].bytes_before
-            scaled = scale(self.profiles, sizes, bytes_before)
-            found = self._scaled[sizes] = SizedStep(scaled, bytes_before, *self._costs())
+            profiles, bytes_before = self.profiles, self.profiles[-1].bytes_before
+            found = SizedStep(lambda: scale(profiles, sizes, bytes_before), bytes_before, *self._costs())
+            for step in self._scaled.values():
+                step.forget_trace()
+            self._scaled[sizes] = found
             while len(self._scaled) > MAX_SCALED:
                 self._scaled.popitem(last=False)
         self._scaled.move_to_end(sizes)
@@ -196,7 +228,7 @@ class Variant:
     def make_plan(self, sizes: Sizes, bytes_before: int, limit_bytes: int, solve: Solve, effort: Effort) -> None:
         """Make a plan for steps of these sizes. Raises `BudgetError` if none is found that fits."""
         step = self.at(sizes)
-        trace = shift(step.scaled.trace, bytes_before - step.bytes_before)
+        trace = shift(step.trace, bytes_before - step.bytes_before)
         if all(profile.sizes != sizes for profile in self.profiles):
             limit_bytes -= limit_bytes // _SCALED_MARGIN
         costs = self._costs()
@@ -204,7 +236,7 @@ class Variant:
             plan = solve(trace, limit_bytes, effort)
         except BudgetError:
             less = self._leaving_less.get(sizes)
-            if less is None or less.trace == step.scaled.trace:
+            if less is None or less.trace == step.trace:
                 raise
             trace = shift(less.trace, bytes_before - less.bytes_before)
             plan = solve(trace, limit_bytes, effort)
@@ -227,7 +259,7 @@ class Variant:
     def top_of_rung(self, sizes: Sizes) -> Sizes:
         """Return the largest sizes in proportion to `sizes` whose plain peak is in the same rung."""
         step = self.at(sizes)
-        if step.predictor is None:
+        if not step.is_single_pass:
             return sizes
         top_bytes = _RUNG ** math.ceil(math.log(step.own_bytes, _RUNG) - 1e-9)
         constant = [len({p.sizes[i] for p in self.profiles} | {size}) == 1 for i, size in enumerate(sizes)]

@@ -17,7 +17,7 @@ from .ledger import Ledger
 from .workspaces import Workspaces
 
 _RECOUNT_SHARE = 0.005
-"""Share of the run time that counting all tensors may take. Doubled: new tensors are found twice as soon."""
+"""Share of a thread's processor time for counting all tensors. Doubled: new tensors are found twice as soon."""
 
 
 class DeviceMemory:
@@ -33,20 +33,18 @@ class DeviceMemory:
         self.lock = threading.RLock()  # scopes evict each other's values
         self._paces: weakref.WeakKeyDictionary[Store, Pace] = weakref.WeakKeyDictionary()
         self._transfer_costs: weakref.WeakKeyDictionary[Store, TransferCosts] = weakref.WeakKeyDictionary()
-        self._recount_lock = threading.Lock()
-        self._next_recount_s = 0.0
+        self._recounted = threading.local()
 
     def recount(self, *, always: bool = False) -> None:
         """Count all tensors that Python knows, unless that was done recently.
 
         In between, a tensor is counted when an op makes or reads it, when its model runs, or after an optimizer step.
         """
-        with self._recount_lock:
-            start = time.perf_counter()
-            if always or start >= self._next_recount_s:
-                self.ledger.count_everything()
-                end = time.perf_counter()
-                self._next_recount_s = end + (end - start) / _RECOUNT_SHARE
+        start = time.thread_time()
+        if always or start >= getattr(self._recounted, "next_s", 0.0):
+            self.ledger.count_everything()
+            end = time.thread_time()
+            self._recounted.next_s = end + (end - start) / _RECOUNT_SHARE
 
     def pace_of(self, store: Store) -> Pace | None:
         """Return the speed of a store, measured once. None while it cannot be written; the store has warned then."""
