@@ -45,7 +45,9 @@ class SpareRecipes:
         """Record spare recipes of values in `memory`. Ops with names in `pinned` cannot be replayed."""
         self._memory = memory
         self._pinned = pinned
-        self._stand_ins: weakref.WeakKeyDictionary[Value, _StandIn] = weakref.WeakKeyDictionary()
+        self._table = memory.table
+        self._stand_ins: dict[int, _StandIn] = {}
+        """By `id` of the value. Another value may get the `id` of one that was freed."""
         self._written: set[int] = set()
         """Storages that ops have written. A batch norm does not change the version of its statistics."""
         self._recipes: list[tuple[Recipe, list[tuple[int, _StandIn]]]] = []
@@ -53,8 +55,10 @@ class SpareRecipes:
     def record(self, op: RecordedOp, *, may_replay: bool) -> None:
         """Record the spare recipe of an op that has just run, if it `may_replay` and has no effects."""
         facts = op.facts
-        self._written.update(storage_key(w.storage) for w in op.writes)
-        if not may_replay or op.writes or facts.pinned or facts.blank or facts.region or facts.name in self._pinned:
+        if op.writes:
+            self._written.update(storage_key(w.storage) for w in op.writes)
+            return
+        if not may_replay or facts.pinned or facts.blank or facts.region or facts.name in self._pinned:
             return
         if (facts.autocasts_inside and is_autocast_inside()) or (
             facts.seeded and op.draw is None and facts.draws_now(op.args, op.kwargs)
@@ -62,7 +66,8 @@ class SpareRecipes:
             return
         made: list[tuple[int, _StandIn]] = []
         for position, tensor, _, key in op.fresh:
-            _, value = self._memory.lookup(tensor)
+            entry = self._table.get(key)
+            value = entry.value() if entry is not None else None
             if value is None or value.origin is None or value.origin.number != op.number:
                 return
             stand_in = self._stand_in(value)
@@ -82,10 +87,11 @@ class SpareRecipes:
     def _recorded(self, items: Any, refs: list[Ref]) -> list[Any]:
         recorded = []
         for a in items:
-            if isinstance(a, Tensor):
+            kind = type(a)
+            if kind is Tensor or isinstance(a, Tensor):
                 a = self._ref(a)
                 refs.append(a)
-            elif type(a) is list or type(a) is tuple:
+            elif kind is list or kind is tuple:
                 a = self._recorded(a, refs)
             recorded.append(a)
         return recorded
@@ -106,9 +112,9 @@ class SpareRecipes:
         return Ref(stand_in, tensor)
 
     def _stand_in(self, value: Value) -> _StandIn:
-        found = self._stand_ins.get(value)
-        if found is None:
-            found = self._stand_ins[value] = _StandIn(value.origin, value.nbytes, None)
+        found = self._stand_ins.get(id(value))
+        if found is None or found.stood_for is None or found.stood_for() is not value:
+            found = self._stand_ins[id(value)] = _StandIn(value.origin, value.nbytes, None)
             found.stood_for = weakref.ref(value)
             found.source = None
         return found
