@@ -41,6 +41,8 @@ OTHER_PAGES = {
     "../large/RESULTS.md": "The same comparison on seven models with steps of 1 to 3 s",
     "../held.md": "Budgets and predicted peaks on twelve architectures",
     "../smallest_budget.md": "The smallest budget of transformers, compared with a checkpoint on every block",
+    "../scenarios.md": "Real training loops within a budget: several models, losses and backward passes",
+    "../shapes.md": "Training with variable shapes",
     "../planners.md": "Greedy, knapsack and rotor compared with MILP on the same traces",
 }
 PLANNERS = "../planners.json"

@@ -35,14 +35,19 @@ SCOPES = {
 VALUES_ONLY = (
     "without grad, torch computes no vectors, except under a dispatch mode; the values differ in the last bits"
 )
+CASTS_TWICE = "autocast switches itself off inside this op; a dispatch mode cannot tell, so matrix products are cast"
 INEXACT = {
     ("linalg_cond", "without grad"): VALUES_ONLY,
     ("linalg_eigvalsh", "without grad"): VALUES_ONLY,
     ("linalg_matrix_norm", "without grad"): VALUES_ONLY,
     ("linalg_svdvals", "without grad"): VALUES_ONLY,
     ("norm_nuc", "without grad"): VALUES_ONLY,
+    ("pinverse", "autocast"): CASTS_TWICE,
 }
 """Ops that are not exact, with the reason. `docs/reference/limits.md` has the same list."""
+
+UNSTABLE = ("linalg_lstsq",)
+"""Ops of which plain torch gives other bits from run to run: `gelsy` reads pivots that torch has not initialised."""
 
 NOT_COUNTED = ("plain torch raises", "nondeterministic")
 
@@ -68,7 +73,7 @@ def check(cases: Iterable[Case]) -> dict[str, str]:
             except Exception as error:
                 found[f"{case}, {name}"] = f"{type(error).__name__}: {error}"
             else:
-                if not same(plain, ours):
+                if not same(plain, ours) and not str(case).startswith(UNSTABLE):
                     found[f"{case}, {name}"] = "differs"
     return {**found, **{name: str(n) for name, n in counts.items()}}
 
@@ -128,6 +133,16 @@ def test_listed_ops_are_inexact(op: str, form: str) -> None:
     """An op that has become exact must be removed from the list."""
     results = run_forked([op], lambda name: check(op_cases(name, 6, (form,))))
     assert "differs" in results[op].values()
+
+
+def test_unstable_ops_are_unstable_in_plain_torch() -> None:
+    """An op that has become deterministic must be removed from the list."""
+    matrix, wanted = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 5, 4, dtype=torch.float64)
+    found = set()
+    for byte in range(64):
+        fill_free_memory(byte)
+        found.add(torch.linalg.lstsq(matrix.mT, wanted[:, :3]).solution.numpy().tobytes())
+    assert len(found) > 1
 
 
 def test_a_crash_is_a_failure_of_one_item() -> None:

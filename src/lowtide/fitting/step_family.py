@@ -170,7 +170,7 @@ class StepFamily:
             except BudgetError:
                 variant.refused_bytes = min(variant.refused_bytes, variant.at(wanted).own_bytes)
                 if effort is THOROUGH:
-                    variant.infeasible_bytes = min(variant.infeasible_bytes, step.own_bytes)
+                    variant.infeasible_bytes = min(variant.infeasible_bytes, variant.at(wanted).own_bytes)
                     self.has_no_plan = True
                     raise
             found = variant.fastest(sizes, bytes_before, limit_bytes)

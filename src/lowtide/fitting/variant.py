@@ -11,7 +11,7 @@ import math
 import operator
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .._errors import ArgumentError, BudgetError
@@ -35,6 +35,8 @@ _MAX_PROFILES = 6
 """Profiles of a variant. Doubled: more memory for traces, and more exact traces of several varying sizes."""
 _MAX_PLANS = 16
 """Plans of a variant; the least recently used one is dropped. Doubled: more memory, fewer plans are made again."""
+_PATIENCE = 20
+"""Steps without a quick plan before a thorough search, which takes as long as many steps. Doubled: more run online."""
 MAX_SCALED = 64
 """Traces of sizes that were not profiled, and known variants of sizes. Doubled: more memory, less work per step."""
 
@@ -132,6 +134,8 @@ class Variant:
         self.refused_bytes = math.inf
         """The same, of a step for which no plan was found quickly."""
         self.left_in_a_row = 0
+        self._waiting: list[Sizes] = []
+        """The sizes of steps for which no plan was found quickly."""
         self._leaving_less: dict[Sizes, SizedTrace] = {}
         self._free: OrderedDict[Sizes, tuple[SizedPlan, int]] = OrderedDict()
         """By sizes: a plan that costs no time there, and its peak above the bytes before the step."""
@@ -247,14 +251,18 @@ class Variant:
         if self._costs() != costs:
             self._scaled.clear()  # predictions need the link and the codecs
 
-    def attempts(self, sizes: Sizes) -> list[tuple[Sizes, Effort]]:
-        """Return the sizes for which a plan is made until one fits steps of these sizes, and the efforts."""
+    def attempts(self, sizes: Sizes) -> Iterator[tuple[Sizes, Effort]]:
+        """Yield the sizes for which a plan is made until one fits steps of these sizes, and the efforts."""
         if len(self.profiles) < 2:
-            return [(sizes, THOROUGH)]
-        quick = [
-            s for s in dict.fromkeys((self.top_of_rung(sizes), sizes)) if self.at(s).own_bytes < self.refused_bytes
-        ]
-        return [*((wanted, QUICK) for wanted in quick), (sizes, THOROUGH)]
+            yield sizes, THOROUGH
+            return
+        for wanted in dict.fromkeys((self.top_of_rung(sizes), sizes)):
+            if self.at(wanted).own_bytes < self.refused_bytes:
+                yield wanted, QUICK
+        self._waiting.append(sizes)
+        if len(self._waiting) >= _PATIENCE:
+            waiting, self._waiting = self._waiting, []
+            yield max(waiting, key=lambda wanted: self.at(wanted).own_bytes), THOROUGH
 
     def top_of_rung(self, sizes: Sizes) -> Sizes:
         """Return the largest sizes in proportion to `sizes` whose plain peak is in the same rung."""
