@@ -72,7 +72,7 @@ class KeywordModel(nn.Module):
 
 def test_first_call_is_a_step_and_keyword_arguments_work(finder: StepFinder) -> None:
     model = KeywordModel()
-    for rows in (8, 8, 8, 4, 4):
+    for rows in (8, 8, 8, 16, 16):
         model(x=torch.randn(rows, 16), scale=2.0)["loss"].backward()
         model.zero_grad()
     ((name, fitted),) = finder.fitted
